@@ -419,7 +419,7 @@ def test_where_it_was_ended_each_makes_its_own_copy(file: int, caplog: pytest.Lo
 
 def test_it_ends_with_its_last_asker(own: KeeperProcess) -> None:
     held = os.dup(own.descriptor)
-    own._asking.close()
+    own._client_end.close()
     os.close(held)
     assert own._process.wait() == 0
 

@@ -146,5 +146,5 @@ os.waitpid(child, 0)
 print(server.predict({"x": [1.0]})["output"].tolist())
 """
     ran = run("import headrace\n" + FUNCTION + forked, tmp_path)
-    assert "refused: the engine was made before this process was forked" in ran.stdout, ran.stderr
+    assert "refused: the engine was started before this process was forked" in ran.stdout, ran.stderr
     assert ran.stdout.endswith("[2.0]\n"), ran.stderr

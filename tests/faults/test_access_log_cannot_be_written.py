@@ -71,7 +71,7 @@ def test_lines_go_on_to_the_open_file_while_the_path_cannot_be_opened(
 
     def log_one(count: int) -> None:
         access.reopen()
-        access._hear(ended())
+        access._observe(ended())
         until(lambda: access.written + access.dropped == count)
 
     with caplog.at_level(logging.INFO):
@@ -191,9 +191,9 @@ def test_a_sample_is_told_of_answers_and_every_error(tmp_path: Path) -> None:
         Settings(path=tmp_path / "log", sample=0.5, slow_seconds=9), outcomes, draw=lambda: next(drawn)
     )
     for _ in range(4):
-        access._hear(ended())
+        access._observe(ended())
     in_process = Outcome(Channel.IN_PROCESS)
-    access._hear(in_process)
+    access._observe(in_process)
     assert access.close(30)
     assert len(lines(tmp_path / "log")) == 2
 

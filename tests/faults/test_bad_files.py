@@ -13,7 +13,7 @@ from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 
 BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "nested": ("headrace.toml", lambda path: path.write_text("x = " + "[" * 100_000), "nest too deep"),
+    "nested": ("headrace.toml", lambda path: path.write_text("x = " + "[" * 100_000), "nested too deeply"),
     "digits": ("headrace.toml", lambda path: path.write_text("x = " + "9" * 5000), "Exceeds the limit"),
     "seconds": (
         "headrace.toml",

@@ -275,7 +275,7 @@ def test_directories_nested_deeper_than_python_calls_concern_no_other(tmp_path: 
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("nested lists", "nest too deep"),
+        ("nested lists", "nested too deeply"),
         ("5,000 digits", "not TOML: Exceeds the limit"),
         ("a key of many parts", "names of at most 32 parts"),
         ("not UTF-8", "headrace.toml cannot be read: not UTF-8"),

@@ -101,7 +101,7 @@ class CacheMachine(CallersMachine):
 
     def check_end(self) -> None:
         super().check_end()
-        assert not self.cache._asked
+        assert not self.cache._shared_requests
         assert self.cache._waiting_rows == 0
 
 

@@ -13,7 +13,7 @@ from headrace.access.permissions import ADMIN, ANY, named
 from headrace.base.errors import PermissionDenied, shown
 from headrace.config.access import CallerSettings
 
-# Limits on a caller hold for all processes of a server together. They are pure functions of a few numbers.
+# Limits apply to a caller over all processes of a server. They are pure functions of a few numbers.
 
 
 class CallerLimits(NamedTuple):
@@ -43,7 +43,7 @@ class CallerLimits(NamedTuple):
 
 
 def taken(due: float, now: float, amount: float, rate: float) -> float:
-    """Return the time at which all that was taken will have been earned, including ``amount``.
+    """Return the time at which all that was taken, including ``amount``, will have been earned (GCRA).
 
     Args:
         due: Time at which what was taken before will have been earned, on the monotonic clock.
@@ -215,11 +215,11 @@ class Caller:
             PermissionDenied: The class is not permitted.
         """
         if priority not in self.priorities:
-            his = ", ".join(map(str, self.priorities)) or "none"
-            raise PermissionDenied(f"the key of {self.name!r} permits the priorities {his}, not {priority}")
+            own = ", ".join(map(str, self.priorities)) or "none"
+            raise PermissionDenied(f"the key of {self.name!r} permits the priorities {own}, not {priority}")
 
-    def _denied(self, kind: str, name: str, his: Globs) -> PermissionDenied:
-        which = ", ".join(his.texts) or "none"
+    def _denied(self, kind: str, name: str, own: Globs) -> PermissionDenied:
+        which = ", ".join(own.texts) or "none"
         return PermissionDenied(
             f"the key of {self.name!r} does not permit {kind} {shown(name)}; it permits {which:.500}; "
             "ask the operator of this server for another key"

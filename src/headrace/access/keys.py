@@ -150,7 +150,7 @@ class KeyEntry(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=
             raise wrong("priorities", "some of 1, 2, 3", self.priorities)
 
     def caller(self) -> Caller:
-        """Return the caller that has this key."""
+        """Return a new Caller with the permissions and limits of this key."""
         made = Caller(
             self.name,
             bits(self.verbs),
@@ -188,7 +188,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Known(NamedTuple):
-    """A key as requests look it up.
+    """An entry of the key file, prepared for checking requests.
 
     Attributes:
         digest: Digest that the key must have.
@@ -256,11 +256,11 @@ def read_keys(file: Path) -> KeyFile:
 
 
 def as_keys(file: KeyFile, before: Keys | None = None) -> Keys:
-    """Return the keys of a file, as requests look them up.
+    """Return the keys of a file by public id, prepared for checking requests.
 
     Args:
         file: Parsed file.
-        before: Keys of the file before; those whose entries have not changed stay the same objects.
+        before: Keys of the previous file; those whose entries have not changed stay the same objects.
     """
     before = before or {}
     made = {}

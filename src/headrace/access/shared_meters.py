@@ -1,11 +1,11 @@
 """Count what callers have taken, in memory that all processes of a server share.
 
-For each caller, they are the times at which its requests and its rows will have been earned, and the number
-of its calls in progress in each process. There may be millions of callers, so these are count-min sketches
-(Cormode and Muthukrishnan 2005). Each caller is counted in two cells chosen by a digest of its name, and the
-smaller count applies. It is too high only if other callers are counted in both cells. A caller that has
-requested nothing lately has no count, so nothing needs to expire. The digest is keyed with a secret of the
-server, so that nobody can choose names that share another's cells.
+For each caller, the memory holds the times at which its requests and its rows will have been earned (GCRA),
+and the number of its calls in progress in each process. There may be millions of callers, so these are
+count-min sketches (Cormode and Muthukrishnan 2005). Each caller is counted in two cells chosen by a digest of
+its name, and the smaller count applies. It is too high only if other callers are counted in both cells. A
+caller that has requested nothing lately has no count, so nothing needs to expire. The digest is keyed with a
+secret of the server, so that nobody can choose names that share another's cells.
 
 Nothing is locked. If two processes update a cell at the same moment, one update may be lost. Reading and
 writing take about a microsecond, so at 1000 requests per second about one in 1000 is lost. The calls in
@@ -63,7 +63,7 @@ class Meters:
         workers: int = 1,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Map the memory, and clear the calls that an earlier process in this place was answering.
+        """Map the memory, and reset the calls in progress that an earlier process of this index has left.
 
         Args:
             descriptor: Descriptor of the shared memory; -1 for memory of this process alone.

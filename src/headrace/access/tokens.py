@@ -72,7 +72,7 @@ def read_token_keys(file: Path) -> TokenKeys:
     Keys for encryption, and those of unsupported kinds, are skipped.
 
     Raises:
-        ConfigError: It cannot be read, is not JWKS, or contains what it must not, above all secrets.
+        ConfigError: It cannot be read, is not JWKS, or contains a secret key or one that is too short.
     """
     try:
         content = json.loads(read_text(file, _LARGEST_FILE_BYTES))
@@ -219,9 +219,9 @@ class Tokens:
         return caller
 
     def _remember(self, shown: bytes, caller: Caller) -> None:
-        his = self._known_of.get(caller.name, ())
-        if len(his) >= REMEMBERED_OF_ONE:
-            self._forget(next(iter(his)))
+        own = self._known_of.get(caller.name, ())
+        if len(own) >= REMEMBERED_OF_ONE:
+            self._forget(next(iter(own)))
         elif len(self._known) >= REMEMBERED_TOKENS:
             self._forget(next(iter(self._known)))
         self._known[shown] = caller
@@ -344,7 +344,7 @@ def _caller_of(claims: _Claims, expires: datetime, proof: str) -> Caller:
 
 
 def _verbs(claims: _Claims) -> int:
-    """Return a token's verbs as bits; headrace's own claim overrides the scope, which others read as well."""
+    """Return a token's verbs as bits; headrace's own claim overrides ``scope``, which services share."""
     named = claims.headrace_verbs
     if named is None:
         words = [word.removeprefix(_SCOPE) for word in claims.scope.split() if word.startswith(_SCOPE)]

@@ -23,7 +23,8 @@ _THREADS, _OUR_THREADS = "OMP_NUM_THREADS", "HEADRACE_OMP_NUM_THREADS"
 _processes = 1
 
 NICER_BY = 9
-"""A thread's weight is 1024 / 1.25 ** nice: beside a thread of normal weight, this leaves 12 %."""
+"""Nice value added to background threads. A thread's weight is 1024 / 1.25 ** nice: this one gets 12 %
+beside a thread of normal weight."""
 
 _LOWEST = 19
 
@@ -50,7 +51,7 @@ def divide_by(processes: int) -> None:
 
 @lru_cache(maxsize=1)
 def _available_in(_period: int) -> int:
-    allowed = float(_in_mask())
+    allowed = float(_affinity_count())
     limit = quota(_CGROUP_FILE, _MOUNT)
     return max(1, math.floor(allowed if limit is None else min(allowed, limit)))
 
@@ -166,7 +167,7 @@ def _quota_of(folder: Path) -> float | None:
         return None
 
 
-def _in_mask() -> int:
+def _affinity_count() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

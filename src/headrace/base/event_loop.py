@@ -25,7 +25,8 @@ _NOT_STARTED = (
     "the engine has not been started: use `async with engine`, `Engine.in_thread`, or await its start()"
 )
 _FORKED = (
-    "the engine was made before this process was forked, and its thread runs in the parent; make one here"
+    "the engine was started before this process was forked, and its thread runs only in the parent process: "
+    "create an engine here"
 )
 
 forks = 0
@@ -43,7 +44,7 @@ ResultT = TypeVar("ResultT")
 
 
 def why_not(made: int) -> str:
-    """Return why an engine cannot answer threads of this process.
+    """Return why an engine cannot answer calls of this process.
 
     Args:
         made: Value of ``forks`` when the engine was started, or ``NOT_STARTED``.

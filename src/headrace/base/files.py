@@ -69,7 +69,7 @@ def file_state(file: Path) -> FileState | None:
 
 @contextmanager
 def saying(what: str) -> Iterator[None]:
-    """Turn an OSError into a FailedPrecondition that names the attempted operation.
+    """Raise an OSError in the context as a FailedPrecondition that names the attempted operation.
 
     Raises:
         FailedPrecondition: The block raised an OSError.
@@ -220,7 +220,7 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def let_read(descriptor: int, directory: Path) -> None:
-    """Add the directory's read permissions to a file, and deny writing to others, whatever the umask.
+    """Give a file the read permissions of its directory, and remove others' write permission.
 
     Raises:
         OSError: The directory does not exist.

@@ -99,7 +99,7 @@ class _Event:
 
 
 class Sparing(logging.Filter):
-    """Rate limit per text: a model that always fails must not fill the disk.
+    """A filter that limits the rate of equal records: a model that always fails must not fill the disk.
 
     Records count as the same text if their arguments and fields are equal, so warnings about one model do not
     hide those about another. All texts of an event together are limited, too, but so high that a start with
@@ -150,7 +150,7 @@ class Sparing(logging.Filter):
         return event
 
 
-def _name_call(record: logging.LogRecord) -> bool:
+def _add_call_fields(record: logging.LogRecord) -> bool:
     """Add the current call's fields to a record. Runs after Sparing, which compares fields."""
     call = CALL.get()
     if call is not None:
@@ -174,7 +174,7 @@ class Unblocked(logging.Handler):
             descriptor: Target of the lines; owned by the caller, and possibly shared with other processes.
         """
         super().__init__()
-        self._descriptor = _never_waiting(descriptor)
+        self._descriptor = _reopen_nonblocking(descriptor)
         self._socket: socket.socket | None = None
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             self._socket = socket.socket(fileno=os.dup(descriptor))
@@ -220,8 +220,8 @@ class Unblocked(logging.Handler):
         return os.write(self._descriptor, line)
 
 
-def _never_waiting(descriptor: int) -> int:
-    """Reopen a pipe or terminal as non-blocking: the flag of the original is shared with other processes."""
+def _reopen_nonblocking(descriptor: int) -> int:
+    """Reopen a pipe or terminal as non-blocking: the original's flag is shared with other processes."""
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
         with suppress(OSError):  # owned by another user, or not Linux: `_has_room` polls before each write
@@ -243,6 +243,6 @@ def set_up(style: Literal["text", "json"], level: str, *, serves: bool = False, 
     if fields:
         handler.addFilter(lambda record: record.__dict__.update(fields) is None)
     handler.addFilter(Sparing())
-    handler.addFilter(_name_call)
+    handler.addFilter(_add_call_fields)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

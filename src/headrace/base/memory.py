@@ -1,4 +1,4 @@
-"""Memory that this process may use, and may still allocate: the smallest limit of machine and cgroups."""
+"""Memory that this process may use, and may still allocate: the least by machine and cgroups."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ _log = logging.getLogger(__name__)
 
 
 class TaskWatch:
-    """Watches tasks of one event loop.
+    """Watches tasks of one event loop, and reports the first required one that ends.
 
     Attributes:
         failed: Completes with the name of the first required task that ended before ``stop``.
     """
 
     def __init__(self) -> None:
-        """Create the supervisor, in the event loop."""
+        """Start without tasks, in the running event loop."""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stopping = False
 

@@ -37,7 +37,7 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, indent:
 
 
 def size(count: int) -> str:
-    """Format a number of bytes in B, kB or MB, with one decimal."""
+    """Format a number of bytes in B, or in kB or MB with one decimal."""
     if count < 1000:
         return f"{count} B"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"

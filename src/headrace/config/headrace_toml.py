@@ -48,7 +48,7 @@ Option = str | int | float | bool
 
 
 class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Batching of one model's requests.
+    """How one model's requests are merged into batches.
 
     Attributes:
         enabled: Whether requests are merged. ``batching = false`` is short for ``enabled = false``: each

@@ -32,7 +32,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         size: Height and width of the result.
-        fit: ``crop`` cuts out the centre of an image of another shape than ``size``, ``stretch`` distorts it.
+        fit: For an image with another aspect ratio than ``size``: ``crop`` cuts out its centre, ``stretch``
+            distorts it.
         resize: Length that the shorter side is resized to before cropping; 0 for the smallest that holds
             ``size``.
         filter: Resampling filter.
@@ -105,8 +106,8 @@ class ImageConfig(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True)
         formats: Formats that are decoded.
         max_bytes: Maximum size of an image file in bytes.
         max_pixels: Maximum number of pixels of an image, according to its header.
-        max_call_pixels: Maximum number of pixels of the images of a request that are decoded for one call
-            of the model, according to their headers; those of a JPEG count once for every five of its scans.
+        max_call_pixels: Maximum number of pixels, according to the headers, of the images of a request that
+            are decoded for one call of the model. A JPEG's pixels count once for every five of its scans.
     """
 
     name: str = "image"

@@ -21,8 +21,6 @@ GrpcServer = Literal["h2corn", "grpcio"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-# The settings of encrypted connections: `[tls]` of `headrace serve --config FILE`.
-
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server's certificate, and its requirements for client certificates; the same for REST and gRPC.
@@ -43,7 +41,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Whether connections are encrypted.
 
         Raises:
-            ConfigError: A setting is missing beside another one.
+            ConfigError: A setting that another one requires is missing.
         """
         if self.certificate is None and self.key is None and self.client_ca is None:
             return False
@@ -60,9 +58,6 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Return a copy with relative files resolved against ``base``."""
         files = {name: getattr(self, name) for name in self.__struct_fields__}
         return Tls(**{name: None if file is None else base / file for name, file in files.items()})
-
-
-# Access from web pages: `[cors]` of `headrace serve --config FILE`.
 
 
 ANY_ORIGIN = "*"
@@ -199,8 +194,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             None for none.
         admin_socket: As ``admin_port``, but a Unix socket for the server's own user only.
         admin_metrics: Whether metrics are served only on that port or socket.
-        handover: The path at which a server hands its ports over to a successor started with the same path;
-            None for none.
+        handover: The path of the socket at which a server hands its ports over to a successor that is started
+            with the same path; None for none.
         handover_seconds: Timeout in seconds for a successor's models to be ready.
         limits: Limits on the resources that clients may take.
         tls: Encryption of connections.
@@ -327,7 +322,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def first_answer_seconds(self) -> float:
-        """Seconds after the lead for connections without an answer to send a request; 0 without a lead."""
+        """Seconds after the lead time in which a new connection may send its first request; 0 without one."""
         return min(self.lead_seconds, _MOST_FIRST_ANSWER_SECONDS, self.drain_seconds / 8)
 
     @property

@@ -28,8 +28,7 @@ def parse(text: str, where: str) -> dict[str, object]:
         where: Name of the file in errors.
 
     Raises:
-        ConfigError: The text is not TOML, nests deeper than any settings do, or has an integer of more than
-            64 bits.
+        ConfigError: The text is not TOML, is nested too deeply, or has an integer of more than 64 bits.
     """
     # Before parsing, whose cost grows with the square of a key's parts.
     if _TOO_DEEP.search(_TEXT.sub('""', text)):
@@ -37,7 +36,7 @@ def parse(text: str, where: str) -> dict[str, object]:
     try:
         table = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(f"{where}: lists or tables nest too deep") from None
+        raise ConfigError(f"{where}: lists or tables are nested too deeply") from None
     except ValueError as error:  # a number of 5,000 digits raises a ValueError that is no TOMLDecodeError
         raise ConfigError(f"{where}: not TOML: {error}") from error
     _check(table, where)
@@ -64,7 +63,7 @@ def read_table(file: Path, where: str) -> dict[str, object]:
 _LARGEST_FILE_BYTES = 2**24
 _MOST_PARTS = 32
 _INTEGERS = 2**63
-# Texts, to their end or to where the parser refuses them, and comments.
+# Strings, up to their end or to the place where the parser refuses them, and comments.
 _TEXT = re.compile(
     r""""{3}(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\\?\Z)|"(?:[^"\\\n]|\\[^\n])*+"?"""
     r"""|'{3}(?:[^']|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+'?|\#[^\n]*+""",
@@ -75,13 +74,13 @@ _TOO_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}\.[ \t]*+){{{_MOST_PARTS}}}")
 
 
 def _check(value: object, where: str, key: str = "", most: int = _MOST_PARTS) -> None:
-    """Refuse deeper nesting than settings have, and integers of over 64 bits, which Python may not print."""
+    """Refuse nesting that is too deep, and integers of over 64 bits, which Python may refuse to print."""
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
         raise wrong(f"{where}: {key}", "a whole number of at most 64 bits", value)
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, one in inner:
         if most == 0:
-            raise ConfigError(f"{where}: expected tables and lists that nest at most {_MOST_PARTS} deep")
+            raise ConfigError(f"{where}: expected at most {_MOST_PARTS} levels of nested tables and lists")
         _check(one, where, f"{key}.{name}" if key else str(name), most - 1)
 
 

@@ -88,7 +88,7 @@ class Slot:
             ValueError: The answer is malformed.
         """
         self.is_asking = True
-        with suppress(BrokenPipeError):  # the process has ended: its keeper writes DIED to the answers
+        with suppress(BrokenPipeError):  # the process has ended: its watcher writes DIED to the answers
             os.write(self._requests, note.packed())
         answer = Note.of(os.read(self._answers, SIZE))
         self.is_asking = False

@@ -1,4 +1,4 @@
-"""A model's process: ``python -m headrace.isolation.child``, to be started by a server only.
+"""A model's process: ``python -m headrace.isolation.child``, which only a server starts.
 
 It loads one version and answers its calls, each in the thread of its slot. It exits when the server orders
 it, closes its end of the socket, or dies for any reason.

@@ -93,7 +93,7 @@ class Layouts:
         """
         if head.layout >= 0 and len(self.told) < _MOST:
             if any(piece.dtype == STRING.str or not piece.size for piece in head.pieces):
-                raise ValueError("a layout of something else than numbers")  # object arrays hold pointers
+                raise ValueError("expected a layout of numbers only")  # object arrays hold pointers
             self.told[head.layout] = known = _known(area, head, note)
             for view in known.views:
                 view.flags.writeable = False

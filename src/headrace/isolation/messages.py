@@ -57,7 +57,7 @@ class Kind(enum.IntEnum):
     ANSWER = 5
     FAILURE = 6
     DIED = 7
-    """The process has ended and will not answer; written by its keeper thread in the server."""
+    """The process has ended and will not answer; written by its watcher thread in the server."""
 
 
 KNOWN = 0x40
@@ -225,7 +225,7 @@ def write_bytes(area: Area, floor: int, kind: Kind, said: bytes) -> Note:
 def _texts_of(name: str, array: Array) -> list[bytes]:
     texts: list[bytes] = array.ravel().tolist()
     if any(type(text) is not bytes for text in texts):
-        raise ModelError(f"the model gave something in {name!r} that is not bytes")
+        raise ModelError(f"the model gave a text in {name!r} that is not bytes")
     return texts
 
 
@@ -251,7 +251,7 @@ def read_bytes(area: Area, note: Note) -> bytes:
     """
     area.see(note.area_bytes)
     if note.offset + note.size > area.size:
-        raise ValueError("a head that is not in its area")
+        raise ValueError("expected a head within its area")
     return bytes(area.view[note.offset : note.offset + note.size])
 
 
@@ -264,9 +264,9 @@ def read_head(area: Area, note: Note) -> Head:
     head, end = _decode_head(read_bytes(area, note)), 0
     for piece in head.pieces:  # without overlaps, copies are no larger than the area
         if piece.offset < end or piece.size < 0:
-            raise ValueError(f"an array within another one: {piece}")
+            raise ValueError(f"expected arrays that do not overlap, got {piece}")
         if piece.dtype not in BY_NUMPY:
-            raise ValueError(f"an array of no dtype that can be passed on: {piece}")
+            raise ValueError(f"expected a supported dtype, got {piece}")
         end = piece.offset + piece.size
     return head
 
@@ -320,12 +320,12 @@ def _view(view: memoryview, start: int, piece: Piece) -> Array:
     at = start + piece.offset
     count = math.prod(piece.shape)
     if min(piece.shape, default=0) < 0 or at < 0 or at + piece.size > len(view):
-        raise ValueError(f"an array that is not in its area: {piece}")
+        raise ValueError(f"expected an array within its area, got {piece}")
     dtype = BY_NUMPY[piece.dtype]
     if dtype == STRING:
         return _texts(view, at, piece, count)
     if count * dtype.itemsize != piece.size:
-        raise ValueError(f"no array: {piece}")
+        raise ValueError(f"expected a size that fits the shape and dtype, got {piece}")
     array: Array = np.ndarray(piece.shape, dtype, view, at) if count else np.empty(piece.shape, dtype)
     array.flags.writeable = False
     return array
@@ -335,7 +335,7 @@ def _texts(view: memoryview, at: int, piece: Piece, count: int) -> Array:
     lengths = np.frombuffer(view, PLACE, count, at).tolist() if count else []
     joined = bytes(view[at + PLACE.itemsize * count : at + piece.size])
     if PLACE.itemsize * count + sum(lengths) != piece.size or min(lengths, default=0) < 0:
-        raise ValueError(f"texts of other lengths: {piece}")
+        raise ValueError(f"expected texts whose lengths fit the size, got {piece}")
     ends = list(accumulate(lengths))
     texts = np.empty(count, STRING)
     texts[:] = [joined[end - size : end] for size, end in zip(lengths, ends, strict=True)]
@@ -429,7 +429,7 @@ def error_of(said: bytes) -> HeadraceError:
     failure = _decode_failure(said)
     kind = getattr(errors, failure.kind, None)
     if not isinstance(kind, type) or not issubclass(kind, HeadraceError):
-        raise ValueError(f"no error: {failure.kind}")
+        raise ValueError(f"expected the name of an error class, got {failure.kind}")
     error: HeadraceError
     if issubclass(kind, InvalidRows):
         error = kind(failure.message, field=failure.field, rows=failure.rows)

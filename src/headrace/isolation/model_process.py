@@ -1,11 +1,11 @@
 """Start, call, watch and end a model's process, from the server's side.
 
-Each process has a keeper thread. It starts the process (which is killed when that thread ends), reads its
-output, and checks for calls that exceed their timeout and for growing memory. Calls may come from any thread.
+Each process has a watcher thread, which starts it (and whose end kills it), reads its output, and checks for
+calls that exceed their timeout and for growing memory. Calls may come from any thread.
 Each call uses a slot exclusively: two pipes and an area of shared memory. A new slot is created if all are in
 use.
 
-When the process has ended, the keeper writes ``DIED`` into the pipe of each waiting call. Calling threads
+When the process has ended, the watcher writes ``DIED`` into the pipe of each waiting call. Calling threads
 therefore need no timeouts and never wait for an answer that cannot come.
 
 The process leads a process group, which programs that it starts belong to as well. It is reaped last: until
@@ -100,8 +100,8 @@ class ModelProcess:
             about: The model and the version, for the log.
             policy: The limits.
             threads: Number of threads that its numeric libraries start.
-            on_end: Called in the keeper thread when the process has ended.
-            on_large: Called in the keeper thread while the process exceeds its memory limit, at each check
+            on_end: Called in the watcher thread when the process has ended.
+            on_large: Called in the watcher thread while the process exceeds its memory limit, at each check
                 until it returns True, because a replacement has begun.
         """
         self.ending: Ending | None = None
@@ -116,7 +116,7 @@ class ModelProcess:
         self._busy: set[Slot] = set()
         self._retired = False
         self._killed_for: Ending | None = None
-        self._over = threading.Event()
+        self._has_been_reaped = threading.Event()
         self._all_back = threading.Condition(self._lock)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -128,11 +128,11 @@ class ModelProcess:
 
         Raises:
             OSError: The system refuses to start a process.
-            RuntimeError: The system refuses to start the keeper thread.
+            RuntimeError: The system refuses to start the watcher thread.
         """
         started: Future[None] = Future()
-        name = "{model}/{version} keeper".format_map(self._about)
-        threading.Thread(target=self._keep, args=(started,), name=name, daemon=True).start()
+        name = "{model}/{version} watcher".format_map(self._about)
+        threading.Thread(target=self._watch_process, args=(started,), name=name, daemon=True).start()
         started.result()
 
     @property
@@ -161,7 +161,7 @@ class ModelProcess:
         with self._lock:
             self._killed_for = self._killed_for or ending
             if self._process is not None:
-                _kill(self._process)  # its keeper then ends the programs that it has started
+                _kill(self._process)  # its watcher then ends the programs that it has started
 
     def retire(self, most_seconds: float) -> None:
         """Take no more calls, wait for those that run, and close the process.
@@ -182,10 +182,10 @@ class ModelProcess:
             if self._control is not None and self.ending is None:
                 with suppress(OSError):
                     self._control.send(NEW_SLOT.pack(CLOSE, 0))
-        if not self._over.wait(_CLOSE_SECONDS):
+        if not self._has_been_reaped.wait(_CLOSE_SECONDS):
             _log.warning("its process does not end by itself; it is killed", extra=self._about)
             self.kill(Ending("closed", "was closed"))
-            self._over.wait(_CLOSE_SECONDS)
+            self._has_been_reaped.wait(_CLOSE_SECONDS)
 
     # --- calls ---
 
@@ -222,7 +222,7 @@ class ModelProcess:
             answer = slot.exchange(note)
             while answer.kind == Kind.CALL:
                 slot.is_asking = True  # the model waits: without a reply, the slot must not be used again
-                answer = slot.exchange(_asked(slot.area, answer, ask))
+                answer = slot.exchange(_call_other_model(slot.area, answer, ask))
             if answer.kind & ~KNOWN == Kind.ANSWER:
                 return read_it(slot, answer)
             if answer.kind == Kind.DIED:
@@ -274,9 +274,9 @@ class ModelProcess:
             if not self._busy:
                 self._all_back.notify_all()
 
-    # --- the keeper thread ---
+    # --- the watcher thread ---
 
-    def _keep(self, started: Future[None]) -> None:
+    def _watch_process(self, started: Future[None]) -> None:
         try:
             self._spawn()
         except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
@@ -288,9 +288,9 @@ class ModelProcess:
         except Exception:  # noqa: BLE001 - waiting calls must be woken all the same
             _log.exception("watching a model's process failed", extra=self._about)
         try:
-            self._bury()
+            self._reap()
         finally:
-            self._over.set()
+            self._has_been_reaped.set()
             self._on_end(self)
 
     def _spawn(self) -> None:
@@ -370,7 +370,7 @@ class ModelProcess:
         elif taken > limit_bytes and not self._is_replaced:
             self._is_replaced = self._on_large(self)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         process = self._process
         if process is None:
             raise RuntimeError("nothing was started")
@@ -412,7 +412,7 @@ def _read_rest(outputs: dict[int, Output]) -> None:
         output.end()
 
 
-def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
+def _call_other_model(area: Area, note: Note, ask: Ask | None) -> Note:
     """Call another model on behalf of this one, and write its answer or error to the area."""
     head = read_head(area, note)
     inputs = copy_tensors(area.view, head, note)
@@ -430,7 +430,7 @@ def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a process has ended; unlike ``poll``, do not reap it."""
+    """Return whether a process has ended, without reaping it as ``poll`` does."""
     if process.returncode is not None:
         return True
     try:
@@ -447,7 +447,7 @@ def _wait_for_end(process: subprocess.Popen[bytes], most_seconds: float) -> None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process unless it was reaped; unlike its own ``kill``, do not reap it."""
+    """Kill a process unless it was reaped, without reaping it as ``Popen.kill`` may do."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

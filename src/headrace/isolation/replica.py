@@ -105,7 +105,7 @@ class Replica:
         self._closed = threading.Event()
         self._serves = self._replacing = False
         self._serves_since = 0.0
-        self._trouble = "its process ended"
+        self._why_away = "its process ended"
 
     # --- life ---
 
@@ -118,7 +118,7 @@ class Replica:
         Raises:
             LoadError: The version cannot be loaded, or its process ended meanwhile.
         """
-        self.process, said, signatures = self._started()
+        self.process, said, signatures = self._start_process()
         return said, signatures
 
     def start_warm(self) -> None:
@@ -127,7 +127,7 @@ class Replica:
         Raises:
             LoadError: The version cannot be loaded or warmed up, or its process ended meanwhile.
         """
-        self.process = self._warmed()
+        self.process = self._start_warm_process()
 
     def check(self) -> None:
         """Check that the first process still runs.
@@ -170,7 +170,7 @@ class Replica:
         """Why there is no process, and when the next one starts."""
         seconds = self.back_at - time.monotonic()
         following = f"is started in {seconds:.1f} s" if seconds > 0 else "is being loaded"
-        return f"{self._trouble}; a new one {following}"
+        return f"{self._why_away}; a new one {following}"
 
     def call(self, write_it: Callable[[Slot], Note], read_it: Callable[[Slot, Note], ResultT]) -> ResultT:
         """Send a request to its process; see ``ModelProcess.call``.
@@ -186,14 +186,14 @@ class Replica:
 
     # --- processes ---
 
-    def _started(self) -> tuple[ModelProcess, ModelDescription, Mapping[str, Signature]]:
+    def _start_process(self) -> tuple[ModelProcess, ModelDescription, Mapping[str, Signature]]:
         """Start a process, and load the version in it.
 
         Raises:
             LoadError: The process could not be started, or could not load the version.
         """
         process = ModelProcess(
-            self._about, self._recipe.policy, self._recipe.threads, self._ended, self._grown
+            self._about, self._recipe.policy, self._recipe.threads, self._on_ended, self._on_grown
         )
         began = time.monotonic()
         try:
@@ -228,10 +228,10 @@ class Replica:
             )
         return found
 
-    def _warmed(self) -> ModelProcess:
+    def _start_warm_process(self) -> ModelProcess:
         """Start a process, load the version in it, and warm it up."""
         self._recipe.which.check()
-        process, said, signatures = self._started()
+        process, said, signatures = self._start_process()
         try:
             self._recipe.warm(_Starting(process, said.platform, signatures, self._recipe))
         except BaseException:
@@ -239,29 +239,29 @@ class Replica:
             raise
         return process
 
-    def _ended(self, process: ModelProcess) -> None:
-        """Handle the end of a process, in its keeper thread."""
+    def _on_ended(self, process: ModelProcess) -> None:
+        """Handle the end of a process, in its watcher thread."""
         ending = process.ending or Ending("exit", "ended")
         with self._lock:
             if process is not self.process or self._closed.is_set():
                 return
             self.process = None
-            self._trouble = f"its process {ending.said}"
+            self._why_away = f"its process {ending.said}"
             serves = self._serves
         self._on_change()
         if serves:  # otherwise its warm-up fails and reports the error
-            self._replace_soon(partial(self._restarts.count, ending.reason))
+            self._replace_in_background(partial(self._restarts.count, ending.reason))
 
-    def _grown(self, process: ModelProcess) -> bool:
-        """Replace a process that exceeds its memory limit, in its keeper thread; return whether that began.
+    def _on_grown(self, process: ModelProcess) -> bool:
+        """Start to replace a process that exceeds its memory limit, in its watcher thread.
 
-        It cannot begin before the process serves, or while another replacement runs.
+        Return whether a replacement was started: not before the process serves, nor while another one runs.
         """
         with self._lock:
             if process is not self.process or not self._serves or self._closed.is_set():
                 return False
             served_seconds = self._restarts.now() - self._serves_since
-        if not self._replace_soon(partial(self._restarts.count_grown, served_seconds)):
+        if not self._replace_in_background(partial(self._restarts.count_grown, served_seconds)):
             return False
         _log.warning(
             "its process has grown to %d bytes; a new one takes its place",
@@ -270,8 +270,8 @@ class Replica:
         )
         return True
 
-    def _replace_soon(self, count: Callable[[], float]) -> bool:
-        """Begin to replace the process; return whether that began.
+    def _replace_in_background(self, count: Callable[[], float]) -> bool:
+        """Start to replace the process in the background; return whether that was possible.
 
         Args:
             count: Counts the restart, and returns the pause before it.
@@ -283,7 +283,7 @@ class Replica:
         name = "{model}/{version} starter".format_map(self._about)
         try:
             threading.Thread(target=self._replace, args=(count,), name=name, daemon=True).start()
-        except RuntimeError:  # no thread: use this keeper thread if its process has ended
+        except RuntimeError:  # no thread: use this watcher thread if its process has ended
             if self.process is None:
                 self._replace(count)
                 return True
@@ -292,14 +292,14 @@ class Replica:
         return True
 
     def _replace(self, count: Callable[[], float]) -> None:
-        """Start processes until one serves, in a thread of its own or, without one, in the keeper thread."""
+        """Start processes until one serves, in a thread of its own, or in the watcher thread."""
         while not self._closed.is_set():
             pause = count()
             self.back_at = time.monotonic() + pause
             if self.process is None:
                 lately = self._restarts.lately
                 often = f" ({lately} times lately)" if lately > 1 else ""
-                said = f"{self._trouble}{often}; the next one is started in {pause:g} s"
+                said = f"{self._why_away}{often}; the next one is started in {pause:g} s"
                 _log.error("%s", said, extra=self._about)
             if self._closed.wait(pause):
                 return
@@ -311,15 +311,15 @@ class Replica:
     def _try_to_replace(self) -> str:
         """Start a process and switch to it; return the reason for a failure, "" for success."""
         try:
-            process = self._warmed()
+            process = self._start_warm_process()
         except Exception as error:  # noqa: BLE001 - any failure is retried
             said = error.message if isinstance(error, HeadraceError) else type(error).__name__
-            self._trouble = f"its process could not be started again: {said}"
-            _log.warning("%s", self._trouble, extra=self._about, exc_info=_unexpected(error))
+            self._why_away = f"its process could not be started again: {said}"
+            _log.warning("%s", self._why_away, extra=self._about, exc_info=_unexpected(error))
             return "start"
         with self._lock:
             if process.ending is not None:
-                self._trouble = f"its new process {process.ending.said} while it was warmed up"
+                self._why_away = f"its new process {process.ending.said} while it was warmed up"
                 return process.ending.reason
             before, self.process = self.process, process
             self._serves_since = self._restarts.now()

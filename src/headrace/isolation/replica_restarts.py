@@ -1,4 +1,4 @@
-"""Decide when a model's process is restarted: a function of its recent ends, and the ends themselves."""
+"""Describe how a model's process ended, and decide when to restart it, by its recent ends."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -30,10 +30,6 @@ from headrace.isolation.replica_restarts import Restarts
 from headrace.lifecycle.warmup import warm_up
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, takes_packed
 from headrace.runtimes.options import RuntimeOptions
-
-if TYPE_CHECKING:
-    pass
-
 
 # Assign calls to the processes of a version, each of which computes one call at a time.
 

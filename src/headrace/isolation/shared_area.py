@@ -68,7 +68,7 @@ class Area:
         """
         if size > self.size:
             if size > self._most_bytes + _PAGE:
-                raise ValueError(f"an area of {size} bytes, where {self._most_bytes} are allowed")
+                raise ValueError(f"expected an area of at most {self._most_bytes} bytes, got {size}")
             self.view = memoryview(mmap.mmap(self.fd, size))
             self.size = size
 

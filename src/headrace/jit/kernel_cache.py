@@ -42,7 +42,7 @@ KERNEL: dict[str, Any] = {**_ANY, "cache": True, "nogil": True}
 
 
 class NotKept(BaseException):
-    """A kernel is not cached, and must not be compiled here. ``except Exception`` does not catch this."""
+    """A kernel is not cached, and may not be compiled. Not an Exception, so that no handler hides it."""
 
 
 def cached(**options: Any) -> Callable[[Any], Any]:
@@ -58,7 +58,7 @@ def cached(**options: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         made: Any = njit(**{**options, "cache": False})(function)
         if hasattr(made, "_cache"):  # absent when compilation is switched off for debugging
-            made._cache = _Kept(function)
+            made._cache = _KernelCache(function)
         return made
 
     return decorate
@@ -83,12 +83,14 @@ def kept_where() -> Path | None:
 _here = threading.local()
 
 
-class _Kept:
+class _KernelCache:
     """The machine code of one function: read from any cache directory, written to the first writable one."""
 
     def __init__(self, function: Any) -> None:
         file = function.__code__.co_filename
-        self._places: list[Any] = [_Place(function, locator) for locator in _locators(function, file)]
+        self._places: list[Any] = [
+            _CacheDirectory(function, locator) for locator in _locators(function, file)
+        ]
         self._name = function.__qualname__
 
     @property
@@ -116,9 +118,9 @@ class _Kept:
                 try:
                     place.save_overload(signature, data)
                 except OSError as error:
-                    _say_once(f"{place.cache_path}: {error.strerror}")
+                    _warn_once(f"{place.cache_path}: {error.strerror}")
                 return
-        _say_once("no cache directory is writable")
+        _warn_once("no cache directory is writable")
 
     def flush(self) -> None:
         """Discard the cached machine code."""
@@ -127,12 +129,12 @@ class _Kept:
                 place.flush()
 
 
-class _Place(caching.FunctionCache):
+class _CacheDirectory(caching.FunctionCache):
     """One directory that may hold a function's machine code."""
 
     def __init__(self, function: Any, locator: Any) -> None:
         class Implementation(caching.CompileResultCacheImpl):
-            _locator_classes: list[Any] = [_Given(locator)]  # noqa: RUF012  # numba's name; never modified
+            _locator_classes: list[Any] = [_FixedLocator(locator)]  # noqa: RUF012  # numba's name; never modified
 
         self._impl_class = Implementation
         super().__init__(function)  # type: ignore[no-untyped-call]  # numba has no types
@@ -163,7 +165,7 @@ class _Files(caching.IndexDataCacheFile):
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - unpickling a damaged file may raise anything
-            _say_damaged(self._index_path, error)
+            _warn_damaged(self._index_path, error)
             return None
 
     def _load_index(self) -> Any:
@@ -175,11 +177,11 @@ class _Files(caching.IndexDataCacheFile):
         except (ImportError, AttributeError):  # of another release
             return {}
         except Exception as error:  # noqa: BLE001 - unpickling a damaged file may raise anything
-            _say_damaged(self._index_path, error)
+            _warn_damaged(self._index_path, error)
             return {}
 
 
-class _Given:
+class _FixedLocator:
     """Stand-in for a locator class, which numba would otherwise instantiate itself."""
 
     def __init__(self, locator: Any) -> None:
@@ -189,7 +191,7 @@ class _Given:
         return self._locator
 
 
-class _Anywhere:
+class _PackageLocator:
     """Overrides of numba's locators: directories may be read-only, and all neighbouring sources count."""
 
     def ensure_cache_path(self) -> None:
@@ -200,21 +202,21 @@ class _Anywhere:
         return own, _fingerprint(Path(self._py_file).parent)  # type: ignore[attr-defined]
 
 
-class _Chosen(_Anywhere, caching.UserProvidedCacheLocator):
+class _ChosenDirectory(_PackageLocator, caching.UserProvidedCacheLocator):
     """``NUMBA_CACHE_DIR``."""
 
 
-class _BesideTheSource(_Anywhere, caching.InTreeCacheLocator):
+class _SourceDirectory(_PackageLocator, caching.InTreeCacheLocator):
     """``__pycache__`` beside the source."""
 
 
-class _OfTheUser(_Anywhere, caching.UserWideCacheLocator):
+class _UserDirectory(_PackageLocator, caching.UserWideCacheLocator):
     """``~/.cache/numba``, or a directory under ``XDG_CACHE_HOME``."""
 
 
 def _locators(function: Any, file: str) -> list[Any]:
-    chosen = [_Chosen] if getattr(numba.config, "CACHE_DIR", "") else []
-    classes: tuple[Any, ...] = (*chosen, _BesideTheSource, _OfTheUser)
+    chosen = [_ChosenDirectory] if getattr(numba.config, "CACHE_DIR", "") else []
+    classes: tuple[Any, ...] = (*chosen, _SourceDirectory, _UserDirectory)
     return [locator(function, file) for locator in classes]
 
 
@@ -229,7 +231,7 @@ def _is_writable(directory: str) -> bool:
 
 
 @functools.cache
-def _say_once(why: str) -> None:
+def _warn_once(why: str) -> None:
     _log.warning(
         "compiled kernels cannot be cached (%s): each process compiles them again, in about ten seconds. "
         "Set NUMBA_CACHE_DIR to a writable directory, or to one that `headrace compile` filled",
@@ -237,9 +239,9 @@ def _say_once(why: str) -> None:
     )
 
 
-def _say_damaged(index: str, error: Exception) -> None:
+def _warn_damaged(index: str, error: Exception) -> None:
     _log.warning(
-        "a file of the kernel cache is damaged (%s, or a file beside it: %s): it is written anew",
+        "a file of the kernel cache is damaged (%s, or a file beside it: %s): it will be rewritten",
         index,
         type(error).__name__,
     )
@@ -247,7 +249,7 @@ def _say_damaged(index: str, error: Exception) -> None:
 
 @functools.cache
 def _fingerprint(directory: Path) -> int:
-    """Return a checksum of all modules in a directory, and of all package modules that they import.
+    """Return a checksum of a directory's modules and of the package modules that they import, recursively.
 
     A kernel has their functions and the values of their constants compiled in.
     """
@@ -295,7 +297,7 @@ def kernel(**options: Any) -> Any:
 
 
 def part(**options: Any) -> Any:
-    """Compile a function that only kernels call: as ``kernel``, but without the wrapper for Python.
+    """Compile a function that only kernels call, like ``kernel`` but without a wrapper for Python.
 
     The wrapper would be compiled for each part and never used; unpacking tuples of arrays is long code.
 

@@ -1,4 +1,4 @@
-"""Standing arguments: kernel arguments that never change, laid out once as compiled code reads them.
+"""Standing arguments: kernel arguments that never change, converted once to the native layout.
 
 Numba unpacks a tuple of arrays at each call, element by element, through Python's C API. For a model, this
 takes longer than predicting a row. Here only an address is passed.

@@ -239,7 +239,7 @@ def _want(
 
 
 def tell_of_defaults(found: Mapping[str, Wanted], others: Collection[str]) -> dict[str, Wanted]:
-    """Set the problem of models whose default model is missing.
+    """Return the wanted states, with a problem set on each model whose default model is missing.
 
     Args:
         found: Wanted state of each model.
@@ -277,7 +277,7 @@ def _read_settings(name: str, before: Deduced, model: ModelListing, overrides: T
 
 
 def _read_decided(before: Decided | None, model: ModelListing) -> tuple[Decided | None, str]:
-    """Return the control record in force, and why it is not the current one ("" if it is)."""
+    """Return the control record in force; if that is not the current one, also the reason, otherwise ""."""
     if model.undecided:
         return before, model.undecided
     lost = None if before is None or model.pin is not None or model.revision else before

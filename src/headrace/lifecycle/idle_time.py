@@ -24,14 +24,14 @@ LOOK_SECONDS = 1.0
 
 _SAMPLE_SECONDS = 0.5
 _ENOUGH_SHARE = 0.02
-"""Idle share of a processor from which idle time is tried. `/proc/stat` cannot resolve much less."""
+"""Least idle share of a processor for which idle time is tried. `/proc/stat` cannot resolve much less."""
 
 _STARVING_SHARE = 0.01
 """Share of a processor below which a call that wants to run counts as starving."""
 
 _PATIENCE_SECONDS = 5.0
 _SLOW_SHARE = 0.1
-"""Share below which a load older than ``_PATIENCE_SECONDS`` leaves idle time: a fixed share is as good."""
+"""Share below which a load older than ``_PATIENCE_SECONDS`` moves from idle time to a fixed share."""
 
 _NOT_AGAIN_SECONDS = 5.0
 """Pause after idle time was too little, so that one version does not wait for it several times."""
@@ -49,7 +49,7 @@ class IdleTime:
         self._not_before = 0.0
 
     def look(self) -> None:
-        """Take a sample; called when a loader thread that gives way starts, so at least at each scan."""
+        """Take a sample; called when a loader thread that yields starts, so at least at each scan."""
         now = time.monotonic()
         if not self._seen or now - self._seen[-1][0] > _SAMPLE_SECONDS:
             self._seen.append((now, self._used, cpus.idle_seconds()))
@@ -146,7 +146,10 @@ class IdleCall(Generic[ResultT]):
         self.ended.set()
 
     def is_too_slow(self) -> bool:
-        """Return whether it got too little processor time; True if that is unknown. See ``is_too_slow``."""
+        """Return whether the call got too little processor time; True if that is unknown.
+
+        The function ``is_too_slow`` decides.
+        """
         try:
             told = Path(f"/proc/self/task/{self._thread}/schedstat").read_text().split()
             now = Progress(time.monotonic(), int(told[0]) / 1e9, int(told[1]) / 1e9)

@@ -47,7 +47,7 @@ class _Urgency(NamedTuple):
 
 
 class WaitingLoads(Generic[LoadedT]):
-    """The queued loads. At start-up all models are queued, so ``take`` has logarithmic cost."""
+    """The queued loads. ``take`` has logarithmic cost, because at start-up all models are queued."""
 
     def __init__(self) -> None:
         """Create an empty queue."""
@@ -156,7 +156,7 @@ class Attempts(Generic[LoadedT]):
         return self._hanging.total()
 
     def too_many_hang(self, model: str) -> bool:
-        """Return whether too many attempts of a model hang to load more of it."""
+        """Return whether so many attempts of a model hang that no further one may start."""
         return self._hanging[model] >= MOST_HANGING
 
     def awaited(self) -> list[Attempt[LoadedT]]:

@@ -1,6 +1,6 @@
 """Threads for loading, warming up, closing and listing: one thread per call, so that no call delays another.
 
-They give way to requests, except during start-up and shutdown, when there are none.
+They yield the processor to requests, except during start-up and shutdown, when there are none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Executor(Protocol):
         """Run a function in another thread; raise one of NO_THREAD if none can be started."""
 
     def submit_in_parts(self, call: Callable[..., object], /, *args: object) -> object:
-        """Run a function that gives way only in the parts it runs by ``when_idle`` or ``share``."""
+        """Run a function that yields to requests only in the parts it runs by ``when_idle`` or ``share``."""
 
 
 class LoaderThreads:
@@ -50,7 +50,7 @@ class LoaderThreads:
 
         Args:
             clock: The serving thread's clock.
-            gives_way: Called in the submitting thread; returns whether there are requests to give way to.
+            gives_way: Called in the submitting thread; returns whether there are requests to yield to.
         """
         self._clock = clock
         self._gives_way = gives_way
@@ -66,10 +66,10 @@ class LoaderThreads:
             call: The function; its exceptions are logged.
             args: Its arguments.
         """
-        self._start(self._gives_way(), _after_taking_less, (call, args))
+        self._start(self._gives_way(), _at_low_priority, (call, args))
 
     def submit_in_parts(self, call: Callable[..., object], /, *args: object) -> None:
-        """Run a function in a new thread that gives way only in parts run by ``when_idle`` or ``share``.
+        """Run a function in a new thread that yields only in parts run by ``when_idle`` or ``share``.
 
         In between it holds the GIL, and a thread that holds the GIL must not be suspended for long.
 
@@ -82,7 +82,7 @@ class LoaderThreads:
     def at_serving_priority(self, call: Callable[..., ResultT], /, *args: object) -> ResultT:
         """Run a function in a thread with the serving thread's priority, and return its result.
 
-        To be called in a loader thread, which cannot raise its own priority again.
+        Call this in a loader thread, which cannot raise its own priority again.
 
         Args:
             call: The function.
@@ -115,7 +115,7 @@ class LoaderThreads:
     def share(self, call: Callable[[], ResultT]) -> ResultT:
         """Run a function with a small share of the processor, and return its result.
 
-        To be called in a loader thread.
+        Call this in a loader thread.
 
         Args:
             call: The function.
@@ -123,7 +123,7 @@ class LoaderThreads:
         if not hasattr(_here, "threads") or getattr(_here, "takes_less", False):
             return call()
         result: Future[ResultT] = Future()
-        _start_thread(self._run, (True, _after_taking_less, (answer, (result, call, ()))))
+        _start_thread(self._run, (True, _at_low_priority, (answer, (result, call, ()))))
         return result.result()
 
     def _start(self, gives_way: bool, call: Callable[..., object], args: tuple[object, ...]) -> None:
@@ -155,7 +155,7 @@ def _start_thread(call: Callable[..., object], args: tuple[object, ...]) -> None
         raise OSError(errno.EAGAIN, "no thread can be started") from error
 
 
-def _after_taking_less(call: Callable[..., object], args: tuple[object, ...]) -> None:
+def _at_low_priority(call: Callable[..., object], args: tuple[object, ...]) -> None:
     if hasattr(_here, "threads"):
         _here.takes_less = True
         take_less()

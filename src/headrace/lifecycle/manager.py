@@ -194,9 +194,9 @@ class Manager(Generic[LoadedT]):
             wanted = models.get(name)
             if record.wanted != wanted or wanted is None:
                 record.wanted = wanted
-                self._settle(record)
+                self._apply_policy(record)
         self._start_loads()
-        self._look_whether_started()
+        self._check_started()
 
     def reload(self, model: str) -> None:
         """Take a model back into service, and retry its failed versions at once.
@@ -225,8 +225,8 @@ class Manager(Generic[LoadedT]):
         """Drain and close everything; requests are refused from now on.
 
         Args:
-            on_closed: Called once, when no request holds a version and all versions are closed. Loads in
-                progress are not awaited; their versions are closed when they return.
+            on_closed: Called once, when all versions are closed, which waits for the requests that hold them.
+                Loads in progress are not awaited; their versions are closed when they return.
         """
         self._closing = True
         self._on_closed = on_closed
@@ -235,8 +235,8 @@ class Manager(Generic[LoadedT]):
             self._change(attempt.model, attempt.version, Event.FAIL)
         for record in list(self._models.values()):
             record.wanted = None
-            self._settle(record)
-        self._look_whether_closed()
+            self._apply_policy(record)
+        self._check_closed()
 
     # ---- Looking up ----
 
@@ -247,7 +247,7 @@ class Manager(Generic[LoadedT]):
         return record
 
     def _find(self, model: str, version: int | None, label: str | None) -> LoadedT:
-        """Do what ``get`` does for requests that are not answered by a ready default version."""
+        """Find a version as ``get`` does, if no ready default version answers the request."""
         if version is not None and label is not None:
             raise InvalidRequest("name a version or a label, not both", field="version")
         if self._closing:
@@ -268,8 +268,8 @@ class Manager(Generic[LoadedT]):
 
     # ---- Moving towards the wanted state ----
 
-    def _settle(self, model: ModelRecord[LoadedT]) -> None:
-        """Apply the policy's actions to a model; stop at the first load, which waits for its turn."""
+    def _apply_policy(self, model: ModelRecord[LoadedT]) -> None:
+        """Apply the policy's actions to a model; queue the first load, and stop there."""
         now = self._clock.now()
         for number in model.match(now):
             _log.warning("%s version %d: %s", model.name, number, OVERWRITTEN)
@@ -302,19 +302,19 @@ class Manager(Generic[LoadedT]):
             self._on_change(model.name, status)
 
     def _proceed(self, model: ModelRecord[LoadedT]) -> None:
-        """Continue after an event of a version."""
-        self._settle(model)
+        """React to an event of a version: apply the policy, and start loads."""
+        self._apply_policy(model)
         self._start_loads()
-        self._look_whether_started()
-        self._look_whether_closed()
+        self._check_started()
+        self._check_closed()
 
-    def _look_whether_started(self) -> None:
+    def _check_started(self) -> None:
         if not self._started and self._is_all and self._unsettled.is_none():
             self._started = bool(self._defaults) or not any(
                 model.wanted is not None and not model.unloaded for model in self._models.values()
             )
 
-    def _look_whether_closed(self) -> None:
+    def _check_closed(self) -> None:
         if self._closing and not self._models and self._on_closed is not None:
             on_closed, self._on_closed = self._on_closed, None
             on_closed()
@@ -350,12 +350,12 @@ class Manager(Generic[LoadedT]):
                 attempt.model.name, attempt.version.number, place.path, place.config
             )
         except BaseException as error:  # noqa: BLE001  # a model may raise anything
-            self._tell(attempt, self._failed, attempt, error)
+            self._call_back(attempt, self._failed, attempt, error)
         else:
-            self._tell(attempt, self._loaded, attempt)
+            self._call_back(attempt, self._loaded, attempt)
 
-    def _tell(self, attempt: Attempt[LoadedT], call: Callable[..., object], *args: object) -> None:
-        """Call the serving thread from a loader thread; if its loop has ended, close the loaded version."""
+    def _call_back(self, attempt: Attempt[LoadedT], call: Callable[..., object], *args: object) -> None:
+        """Schedule a call in the serving thread; if its loop has ended, close the loaded version."""
         try:
             self._clock.call_soon_threadsafe(call, *args)
         except RuntimeError:
@@ -383,9 +383,9 @@ class Manager(Generic[LoadedT]):
         try:
             self._loader.warm_up(loaded)
         except BaseException as error:  # noqa: BLE001  # as in `_load`
-            self._tell(attempt, self._failed, attempt, error)
+            self._call_back(attempt, self._failed, attempt, error)
         else:
-            self._tell(attempt, self._warmed, attempt, loaded)
+            self._call_back(attempt, self._warmed, attempt, loaded)
 
     def _warmed(self, attempt: Attempt[LoadedT], loaded: LoadedT) -> None:
         if not attempt.awaited:

@@ -1,4 +1,4 @@
-"""State of a model and its versions, owned by the serving thread, and errors for requests without a version.
+"""State of a model and its versions, owned by the serving thread; errors for requests that find no version.
 
 Methods have no side effects outside the records.
 """
@@ -67,12 +67,12 @@ OVERWRITTEN = (
     "its files were written after it was loaded, and are not served; publish changes as a new version"
 )
 _IDLE = (State.NEW, State.FAILED, State.UNLOADED)
-_IN_HAND = (State.LOADING, State.WARMING)
+_IN_PROGRESS = (State.LOADING, State.WARMING)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Source of a version's files and settings; when it changes, a failed version may be tried again.
+    """A version's files and settings; when they change, a failed version may be tried again.
 
     Attributes:
         path: The version directory.
@@ -188,7 +188,7 @@ class ModelRecord(Generic[LoadedT]):
     @property
     def busy(self) -> bool:
         """Whether one of its versions is being loaded or warmed up."""
-        return any(record.state in _IN_HAND for record in self.versions.values())
+        return any(record.state in _IN_PROGRESS for record in self.versions.values())
 
     @property
     def forgettable(self) -> bool:

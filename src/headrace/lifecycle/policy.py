@@ -19,14 +19,14 @@ _FIRST_RETRY_SECONDS = 1.0
 _MOST_DOUBLINGS = 30
 _MOST_CAUSES = 16
 
-_PASSING = {
+_TRANSIENT = {
     getattr(errno, name, None)
     for name in (
         *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT"),  # a resource is exhausted
         *("EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN"),  # a disk or a mount failed
     )
 } - {None}
-"""System errors that do not depend on the files and may pass without a change to them."""
+"""Errors of the system, not of the version's files, that may pass by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class VersionView:
     Attributes:
         version: The version number.
         state: Life-cycle state.
-        wanted: Whether it shall be served.
+        wanted: Whether it should be served.
         labelled: Whether a label points at it now.
         retry_at: Time from which a failed version may be retried, on the monotonic clock; None for never.
     """
@@ -107,7 +107,7 @@ TRANSITION_POLICIES: Mapping[Literal["availability", "resource"], Transition] = 
 
 
 def choose(policy: VersionPolicy, numbers: Collection[int], pin: int | None = None) -> frozenset[int]:
-    """Return the versions that shall be served.
+    """Return the versions that should be served.
 
     A pin hides every version above it under any policy, so a version that was rolled back does not serve.
     ``latest`` also serves the targets of labels; ``specific`` also serves the pinned version.
@@ -131,7 +131,7 @@ def default_version(ready: Collection[int], wanted: Collection[int]) -> int | No
 
     Args:
         ready: The versions that are ready.
-        wanted: The versions that shall be served.
+        wanted: The versions that should be served.
 
     Returns:
         The highest wanted version once it is ready, until then the highest ready version; None if there is
@@ -189,15 +189,15 @@ def pause_before_retry(error: BaseException, attempts: int, policy: VersionPolic
         return None
     if attempts < policy.load_attempts:
         return retry_seconds(attempts, policy.load_retry_seconds)
-    return max(_FIRST_RETRY_SECONDS, policy.load_retry_seconds) if _is_of_the_system(error) else None
+    return max(_FIRST_RETRY_SECONDS, policy.load_retry_seconds) if _is_transient(error) else None
 
 
-def _is_of_the_system(error: BaseException) -> bool:
-    """Return whether an error or one of its causes is a lack of resources, or a failed disk or store."""
+def _is_transient(error: BaseException) -> bool:
+    """Return whether an error or one of its causes may pass: a lack of resources, a failed disk or store."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if isinstance(cause, MemoryError | Unavailable) or (
-            isinstance(cause, OSError) and cause.errno in _PASSING
+            isinstance(cause, OSError) and cause.errno in _TRANSIENT
         ):
             return True
         if type(cause) is RuntimeError and "can't start new thread" in str(cause):  # has no type of its own

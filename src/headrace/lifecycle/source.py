@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 10.0
 """Time without progress after which a scan counts as hanging and further scans avoid that model."""
 
-_MOST_LOOK_SHARE = 0.05
+_MOST_SCAN_SHARE = 0.05
 """Share of one processor that scans may take; a scan of a thousand models takes about 0.1 s."""
 
 _FIRST_RETRY_SECONDS = 1.0
@@ -45,12 +45,12 @@ class _Seen:
     complaints: Mapping[str, str]
 
 
-class _Look:
+class _Scan:
     """Progress of one scan; written by its thread, read by the serving thread.
 
     Attributes:
         avoided: Models that are skipped, because another scan hangs in their directories.
-        at: The model being read, "" before the first, and the time of the last progress.
+        at: The model being read ("" before the first), and the time of the last progress.
         cpu_seconds: Processor time of the scan, once it has ended.
         outdated: Whether another scan's result was used meanwhile; set by the serving thread.
     """
@@ -85,7 +85,7 @@ def pause_after(cpu_seconds: float, poll_seconds: float) -> float:
     Returns:
         The configured pause, or a longer one so that scans take no more than 5 % of a processor.
     """
-    return max(poll_seconds, cpu_seconds / _MOST_LOOK_SHARE - cpu_seconds)
+    return max(poll_seconds, cpu_seconds / _MOST_SCAN_SHARE - cpu_seconds)
 
 
 class DirectorySource:
@@ -93,7 +93,7 @@ class DirectorySource:
 
     Scans run in an executor thread, one at a time; everything else runs in the serving thread. A scan that
     hangs in a model's directory is left running, and further scans avoid that model until it returns. Its
-    result for that model is used then. A slow scan's result is used in full, unless a newer one has been
+    result for that model is then used. Its result for the other models is used only if no newer scan has
     reported meanwhile.
 
     Invariant: until ``stop``, or the end of the only scan if polling is off, a timer is always pending.
@@ -131,8 +131,8 @@ class DirectorySource:
         self._recall = Recall()
         self._seen: _Seen | None = None
         self._timer: Timer | None = None
-        self._current: _Look | None = None
-        self._hanging: dict[str, _Look] = {}
+        self._current: _Scan | None = None
+        self._hanging: dict[str, _Scan] = {}
         self._stopped = False
 
     def start(self) -> None:
@@ -146,46 +146,46 @@ class DirectorySource:
             self._timer.cancel()
 
     def _submit(self) -> None:
-        look = self._current = _Look(frozenset(self._hanging), self._clock.now)
+        scan = self._current = _Scan(frozenset(self._hanging), self._clock.now)
         try:
-            self._executor.submit(self._look, look, self._seen)
+            self._executor.submit(self._scan, scan, self._seen)
         except NO_THREAD as error:
             _log.warning("cannot scan the model directories now, retrying soon: %s", error)
             self._timer = self._clock.call_later(
                 self._config.poll_seconds or _FIRST_RETRY_SECONDS, self._submit
             )
         else:
-            self._timer = self._clock.call_later(LOOK_SECONDS, self._watch, look, False)
+            self._timer = self._clock.call_later(LOOK_SECONDS, self._watch, scan, False)
 
-    def _watch(self, look: _Look, said: bool) -> None:
+    def _watch(self, scan: _Scan, said: bool) -> None:
         """Check a scan for progress; if it hangs in a model's directory, start one that avoids the model.
 
         A scan that hangs in the served directory itself is not replaced.
         """
-        model, since = look.at
+        model, since = scan.at
         left = since + LOOK_SECONDS - self._clock.now()
         if left <= 0 and model:
-            self._hanging[model] = look
+            self._hanging[model] = scan
             self._submit()
             return
         if left <= 0 and not said:
             _log.warning("the served directory does not answer; loaded versions keep serving")
         said = said or left <= 0
-        self._timer = self._clock.call_later(left if left > 0 else LOOK_SECONDS, self._watch, look, said)
+        self._timer = self._clock.call_later(left if left > 0 else LOOK_SECONDS, self._watch, scan, said)
 
-    def _look(self, look: _Look, before: _Seen | None) -> None:
+    def _scan(self, scan: _Scan, before: _Seen | None) -> None:
         """Scan, in a loader thread."""
         seen, began = before, time.thread_time()
         try:
-            seen = self._find(look, before)
+            seen = self._scan_directories(scan, before)
         except Exception:  # noqa: BLE001  # the next scan may succeed
             _log.exception("scanning the model directories failed; loaded versions keep serving")
-        look.cpu_seconds = time.thread_time() - began
+        scan.cpu_seconds = time.thread_time() - began
         with suppress(RuntimeError):  # the event loop has ended meanwhile
-            self._clock.call_soon_threadsafe(self._tell, look, seen, _is_news(seen, before))
+            self._clock.call_soon_threadsafe(self._receive, scan, seen, _is_changed(seen, before))
 
-    def _find(self, look: _Look, before: _Seen | None) -> _Seen:
-        listing = list_models(self._root, self._elsewhere, look.may_touch, self._recall)
+    def _scan_directories(self, scan: _Scan, before: _Seen | None) -> _Seen:
+        listing = list_models(self._root, self._elsewhere, scan.may_touch, self._recall)
         remembered = None if before is None else before.deduced
         if listing.problem and remembered is None:
             complaints = _complaints(listing, {}, {})
@@ -193,10 +193,10 @@ class DirectorySource:
             return _Seen(None, {}, {}, complaints)
 
         def overrides(name: str) -> Table:
-            look.may_touch(name)  # records the model: its versions' files are read next
+            scan.may_touch(name)  # records the model: its versions' files are read next
             return self._config.model(name).overrides
 
-        deduced = deduce(listing, remembered, overrides, lambda path: look_at(path, look.moved))
+        deduced = deduce(listing, remembered, overrides, lambda path: look_at(path, scan.moved))
         wanted = _wanted(deduced, self._others)
         if listing.problem and before is not None:
             unusable = before.unusable
@@ -207,26 +207,26 @@ class DirectorySource:
         _log_changes(wanted, {} if before is None else before.wanted)
         return _Seen(deduced, wanted, unusable, complaints)
 
-    def _tell(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
-        avoided = [name for name, one in self._hanging.items() if one is look]
-        self._hanging = {name: one for name, one in self._hanging.items() if one is not look}
+    def _receive(self, scan: _Scan, seen: _Seen | None, changed: bool) -> None:
+        avoided = [name for name, one in self._hanging.items() if one is scan]
+        self._hanging = {name: one for name, one in self._hanging.items() if one is not scan}
         if self._stopped:
             return
-        if look is self._current and self._timer is not None:
+        if scan is self._current and self._timer is not None:
             self._timer.cancel()
         try:
-            if not look.outdated:
-                self._take(look, seen, changed)
+            if not scan.outdated:
+                self._use(scan, seen, changed)
             elif seen is not None:
-                self._take_of(avoided, look, seen)
+                self._use_for_models(avoided, scan, seen)
         except Exception:  # noqa: BLE001  # the next scan reports it again
             _log.exception("could not apply the wanted versions; the next scan retries it")
         finally:
-            if look is self._current and self._config.poll_seconds > 0:
-                pause = pause_after(look.cpu_seconds, self._config.poll_seconds)
+            if scan is self._current and self._config.poll_seconds > 0:
+                pause = pause_after(scan.cpu_seconds, self._config.poll_seconds)
                 self._timer = self._clock.call_later(pause, self._submit)
 
-    def _take_of(self, avoided: Collection[str], look: _Look, seen: _Seen) -> None:
+    def _use_for_models(self, avoided: Collection[str], scan: _Scan, seen: _Seen) -> None:
         """Use an outdated scan's results only for the models in which it hung, which newer scans avoided."""
         now = self._seen
         if now is None or now.deduced is None or seen.deduced is None:
@@ -237,16 +237,16 @@ class DirectorySource:
             **{name: seen.unusable[name] for name in avoided if name in seen.unusable},
         }
         newest = replace(now, deduced=deduced, wanted=_wanted(deduced, self._others), unusable=unusable)
-        if _is_news(newest, now):
-            self._take(look, newest, True)
+        if _is_changed(newest, now):
+            self._use(scan, newest, True)
 
-    def _take(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
+    def _use(self, scan: _Scan, seen: _Seen | None, changed: bool) -> None:
         if changed and seen is not None:
             self._want(seen.wanted, seen.unusable)
         self._seen = seen
         # Other scans started from an older state, and avoid models that this one may have read.
         for other in (self._current, *self._hanging.values()):
-            if other is not None and other is not look:
+            if other is not None and other is not scan:
                 other.outdated = True
 
 
@@ -255,7 +255,7 @@ def _wanted(deduced: Mapping[str, Deduced], others: Collection[str]) -> dict[str
     return {name: wanted for name, wanted in found.items() if wanted.versions or wanted.problem}
 
 
-def _is_news(seen: _Seen | None, before: _Seen | None) -> bool:
+def _is_changed(seen: _Seen | None, before: _Seen | None) -> bool:
     if seen is None or seen.deduced is None:
         return False
     if before is None or before.deduced is None:

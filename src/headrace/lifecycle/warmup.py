@@ -100,8 +100,8 @@ def warm_up(
         config: The model's settings; ``warm_up.enabled = false`` skips everything.
         path: The version directory; recordings lie in it or in the model's directory above it.
         cost: Learns the cost of the batches.
-        native: Runs the probe and the generated batches if the model computes without the GIL, possibly twice
-            in parallel.
+        native: Runs the probe and the generated batches of a model that computes without the GIL; may run
+            each twice concurrently.
         probe: Called with the recorded batches, in the same thread, once they have been answered.
 
     Returns:
@@ -355,7 +355,7 @@ def _run_timed(
         cost.observe(rows, clock() - started)
 
 
-_FAILS = "it fails every generated request, and the version that serves answers them: {}; {}"
+_FAILS = "it fails every generated request, but the version that serves answers them: {}; {}"
 _WAY_OUT_OF_FAILING = (
     "record real requests in warm_up.jsonl, or set `[warm_up] must_answer = false` in headrace.toml to "
     "replace that version anyway"

@@ -1,8 +1,8 @@
 """Decides which URLs may be requested, from their text alone, and which addresses may be connected to.
 
 URLs may come from strangers who aim at services of this machine, its neighbours, or a cloud's metadata
-service. So the last decision is about the address that is connected to, not about the host name: public ones
-are allowed, and those in allowed networks.
+service. So the final check is of the address to connect to, not of the host name: public addresses are
+allowed, and those in allowed networks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def target(url: str, hosts: Sequence[str], ports: Sequence[int]) -> Target:
     if len(url) > LONGEST_URL:
         raise never(f"expected a URL of at most {LONGEST_URL} characters, got {len(url)}")
     if _NEVER_IN_URLS.search(url):
-        raise never(f"a URL with a space, a backslash or a control character: {shown(url)}")
+        raise never(f"expected a URL without spaces, backslashes and control characters, got {shown(url)}")
     parts, port = _split(url)
     host = (parts.hostname or "").removesuffix(".")
     scheme = parts.scheme.lower()
@@ -183,7 +183,7 @@ def forbidden(text: str, allowed: Sequence[Network]) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
             return "an address of one network interface"
-        address = _meant(address)
+        address = _embedded_ipv4(address)
     if any(address in network for network in allowed):
         return ""
     found = next((what for network, what in _NOT_PUBLIC if address in network), "")
@@ -194,7 +194,7 @@ def forbidden(text: str, allowed: Sequence[Network]) -> str:
     return "an ISATAP address" if int(address) >> 32 & 0xFFFFFFFF in _ISATAP else ""
 
 
-def _meant(address: ipaddress.IPv6Address) -> Address:
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> Address:
     """Return the IPv4 address embedded in an IPv4-mapped or NAT64 address, else the address itself."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped

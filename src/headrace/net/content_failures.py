@@ -1,4 +1,4 @@
-"""The failure of one content: an embedder raises ``Failing`` inside, and returns a ``Failure``."""
+"""The failure of one content: embedders raise ``Failing`` internally, and return its ``Failure``."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Connection:
 
 
 class _Reading(io.RawIOBase):
-    """Reads whose waits end at one deadline, even if bytes arrive one at a time."""
+    """A raw reader with one deadline for all reads, even if bytes arrive one at a time."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected

@@ -38,10 +38,10 @@ class Key(NamedTuple):
 MOST_KEY_BYTES = 1024 * 1024
 """Limit on the inputs of a cached request; the serving thread copies and hashes 1 MiB in about 1 ms."""
 
-_LARGEST_SHARE = 16
-"""An answer with its key may take at most the cache's size divided by this."""
+_SIZE_DIVISOR = 16
+"""An answer with its key may take at most the size of the cache divided by this."""
 
-_MOST_KEPT_LONGER = 0.8
+_PROTECTED_SHARE = 0.8
 """Share of the cache for answers that were requested again (the protected segment)."""
 
 _BYTES_BYTES, _ARRAY_BYTES = getsizeof(b""), getsizeof(np.empty(()))
@@ -50,7 +50,7 @@ _ENTRY_BYTES = 560
 
 
 def key_of(request: Request, most_bytes: int) -> Key | None:
-    """Return the cache key of a request, with copies of its inputs that no caller can change.
+    """Return the cache key of a request, with copies of its inputs: callers may change their arrays later.
 
     Args:
         request: The request, not settled yet.
@@ -166,16 +166,16 @@ class Answers:
         """
         self.held_bytes = 0
         self._most_bytes = size_bytes
-        self._largest = size_bytes // _LARGEST_SHARE
+        self._largest = size_bytes // _SIZE_DIVISOR
         self.most_key_bytes = min(self._largest, MOST_KEY_BYTES)
-        self._most_again_bytes = int(size_bytes * _MOST_KEPT_LONGER)
-        self._again_bytes = 0
-        self._once: OrderedDict[Key, Kept] = OrderedDict()
-        self._again: OrderedDict[Key, Kept] = OrderedDict()
+        self._most_protected_bytes = int(size_bytes * _PROTECTED_SHARE)
+        self._protected_bytes = 0
+        self._probation: OrderedDict[Key, Kept] = OrderedDict()
+        self._protected: OrderedDict[Key, Kept] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of cached answers."""
-        return len(self._once) + len(self._again)
+        return len(self._probation) + len(self._protected)
 
     def find(self, key: Key, now: float) -> Kept | None:
         """Return the cached answer for a key; None if there is none or it has expired.
@@ -184,21 +184,21 @@ class Answers:
             key: The cache key.
             now: Current time on the monotonic clock.
         """
-        found = self._again.get(key) or self._once.get(key)
+        found = self._protected.get(key) or self._probation.get(key)
         if found is None:
             return None
         if now >= found.until:
             self._drop(key)
             return None
-        if key in self._again:
-            self._again.move_to_end(key)
+        if key in self._protected:
+            self._protected.move_to_end(key)
             return found
-        self._again[key] = self._once.pop(key)
-        self._again_bytes += found.size_bytes
-        while self._again_bytes > self._most_again_bytes:
-            other, demoted = self._again.popitem(last=False)
-            self._again_bytes -= demoted.size_bytes
-            self._once[other] = demoted
+        self._protected[key] = self._probation.pop(key)
+        self._protected_bytes += found.size_bytes
+        while self._protected_bytes > self._most_protected_bytes:
+            other, demoted = self._protected.popitem(last=False)
+            self._protected_bytes -= demoted.size_bytes
+            self._probation[other] = demoted
         return found
 
     def takes(self, size_bytes: int) -> bool:
@@ -213,16 +213,16 @@ class Answers:
             kept: The answer; ``takes`` must have returned True for its size.
         """
         self._drop(key)
-        self._once[key] = kept
+        self._probation[key] = kept
         self.held_bytes += kept.size_bytes
         while self.held_bytes > self._most_bytes:
-            self._drop(next(iter(self._once or self._again)))
+            self._drop(next(iter(self._probation or self._protected)))
 
     def _drop(self, key: Key) -> None:
-        kept = self._once.pop(key, None)
+        kept = self._probation.pop(key, None)
         if kept is None:
-            kept = self._again.pop(key, None)
+            kept = self._protected.pop(key, None)
             if kept is None:
                 return
-            self._again_bytes -= kept.size_bytes
+            self._protected_bytes -= kept.size_bytes
         self.held_bytes -= kept.size_bytes

@@ -63,9 +63,9 @@ class Cached:
         self._clock = clock
         self._most_waiting_rows = most_waiting_rows
         self._waiting_rows = 0
-        self._asked: dict[Key, _Shared] = {}
-        self._answered_in_turn = 0
-        self._due: list[tuple[Request, Answer]] = []
+        self._shared_requests: dict[Key, _Shared] = {}
+        self._answered_in_iteration = 0
+        self._postponed: list[tuple[Request, Answer]] = []
 
     @property
     def held_bytes(self) -> int:
@@ -91,10 +91,10 @@ class Cached:
             self._repeat(request, kept, now)
             return
         request.asker = ASKING.get().name  # a shared request may be submitted again in another call's context
-        shared = self._asked.get(key)
+        shared = self._shared_requests.get(key)
         if shared is None or priority_of(request) < priority_of(shared):
             statistics.cache_misses += 1
-            self._ask(key, [request])
+            self._submit_shared(key, [request])
         elif self._waiting_rows + request.rows > self._most_waiting_rows:
             statistics.cache_misses += 1
             self._around.submit(request)
@@ -103,8 +103,8 @@ class Cached:
             self._waiting_rows += request.rows
             shared.join(request)
 
-    def _ask(self, key: Key, waiting: Sequence[Request]) -> None:
-        shared = self._asked[key] = _Shared(self, key, waiting)
+    def _submit_shared(self, key: Key, waiting: Sequence[Request]) -> None:
+        shared = self._shared_requests[key] = _Shared(self, key, waiting)
         self._waiting_rows += shared.rows * shared.joined
         self._around.submit(shared)
 
@@ -113,16 +113,16 @@ class Cached:
     def _repeat(self, request: Request, kept: Kept, now: float) -> None:
         outputs = BatchOutputs(kept.tensors, self._origin)
         answer = Answer(outputs, 0, request.rows, Timings(now, request.rows, 1))
-        if self._answered_in_turn >= _MOST_AT_ONCE:
-            self._due.append((request, answer))
+        if self._answered_in_iteration >= _MOST_AT_ONCE:
+            self._postponed.append((request, answer))
             return
-        if not self._answered_in_turn:
-            self._clock.call_soon(self._begin_turn)
-        self._answered_in_turn += 1
+        if not self._answered_in_iteration:
+            self._clock.call_soon(self._begin_iteration)
+        self._answered_in_iteration += 1
         self._give(request, answer, now)
 
-    def _begin_turn(self) -> None:
-        due, self._due, self._answered_in_turn = self._due, [], 0
+    def _begin_iteration(self) -> None:
+        due, self._postponed, self._answered_in_iteration = self._postponed, [], 0
         now = self._clock.now()
         for request, answer in due:
             self._give(request, answer, now)
@@ -204,8 +204,8 @@ class Cached:
             Whether any settled request was still wanted.
         """
         key, waiting = shared.key, list(shared.waiting)
-        if self._asked.get(key) is shared:
-            del self._asked[key]
+        if self._shared_requests.get(key) is shared:
+            del self._shared_requests[key]
         self._waiting_rows -= shared.rows * shared.joined
         if isinstance(settlement, Answer):
             return self.settle(waiting, self.answered(key, settlement, len(waiting)))
@@ -213,14 +213,16 @@ class Cached:
             return self.settle(waiting, settlement)
         now = self._clock.now()
         in_time = [request for request in waiting if request.deadline > now and request.wanted]
-        is_over = self.settle([one for one in waiting if one.deadline <= now or not one.wanted], settlement)
+        was_wanted = self.settle(
+            [one for one in waiting if one.deadline <= now or not one.wanted], settlement
+        )
         if in_time:
-            self._ask(key, in_time)
-        return is_over
+            self._submit_shared(key, in_time)
+        return was_wanted
 
 
 class _Shared(Request):
-    """The shared request that is computed for all equal requests."""
+    """The request that is computed on behalf of all equal requests that wait for its answer."""
 
     __slots__ = ("_around", "_held", "joined", "key", "waiting")
 

@@ -119,7 +119,7 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
     for spec in signature.outputs:
         value = values[spec.name]
         _check_range(value, spec)
-        given[spec.name] = [value if isinstance(value, list) else _everywhere(value, spec)]
+        given[spec.name] = [value if isinstance(value, list) else _filled_row(value, spec)]
     try:
         checked = Signature("default", signature.outputs, ()).check(given)
     except InvalidRequest as error:
@@ -162,7 +162,7 @@ def _numbers(value: object) -> Iterator[int | float]:
         yield value
 
 
-def _everywhere(value: object, spec: TensorSpec) -> object:
+def _filled_row(value: object, spec: TensorSpec) -> object:
     """Return a row filled with one value; an object array avoids a copy of a text for each element."""
     row = np.empty([size or 1 for size in spec.shape], object)
     row.fill(value)
@@ -236,12 +236,12 @@ class DefaultModel:
             self.around.submit(request)
             return
         deadline = deadline_within(request, self._after_seconds, self.clock)
-        second = _Second(self, request, self._patience(request, deadline))
+        second = _Second(self, request, self._other_deadline(request, deadline))
         self.around.submit(_First(request, deadline, second))
         if deadline != math.inf and request.wanted:
             second.ask_before(deadline)
 
-    def _patience(self, request: Request, deadline: float) -> float:
+    def _other_deadline(self, request: Request, deadline: float) -> float:
         """Return the other model's deadline, given the first one's."""
         if request.deadline != NO_DEADLINE:
             return request.deadline
@@ -318,7 +318,7 @@ class _Second:
     """Sends a second request to the other model, if needed; it is also that request's Waiter."""
 
     __slots__ = (
-        "_answer", "_asked", "_asker", "_deadline", "_default", "_over", "_refusal", "_request", "_timer",
+        "_answer", "_asked", "_asker", "_deadline", "_default", "_is_over", "_refusal", "_request", "_timer",
     )  # fmt: skip
 
     def __init__(self, default: DefaultModel, request: Request, deadline: float) -> None:
@@ -328,13 +328,13 @@ class _Second:
         self._asker = ASKING.get().name  # the refusal may come in the context of another caller's request
         self._timer: Timer | None = None
         self._asked = False
-        self._over = False
+        self._is_over = False
         self._answer: Answer | None = None
         self._refusal: HeadraceError | None = None
 
     def done(self) -> bool:
         """Return whether the other model's answer is no longer needed."""
-        return self._over or not self._request.wanted
+        return self._is_over or not self._request.wanted
 
     def ask_before(self, deadline: float) -> None:
         """Call the other model shortly before the first one's deadline."""
@@ -345,7 +345,7 @@ class _Second:
 
     def forget(self) -> None:
         """Drop the request: the first model has answered, or the caller no longer waits."""
-        self._over = True
+        self._is_over = True
         self._cancel_timer()
 
     def needed(self, refusal: HeadraceError) -> None:
@@ -355,7 +355,7 @@ class _Second:
             self._cancel_timer()
             self._ask()
         else:
-            self._look()
+            self._settle_if_decided()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -371,28 +371,28 @@ class _Second:
             other = default.find(default.model)
             inputs = default.inputs_for(other, request)
         except HeadraceError as error:
-            self._come(error)
+            self._receive(error)
             return
         again = Request(
-            inputs.layout, inputs.columns, inputs.rows, self._come,
+            inputs.layout, inputs.columns, inputs.rows, self._receive,
             deadline=self._deadline, waiter=self,
         )  # fmt: skip
         again.asker, again.call = self._asker, PriorityOnly.of(request.call)
         other.batcher.submit(again)
 
-    def _come(self, settlement: Settlement) -> None:
+    def _receive(self, settlement: Settlement) -> None:
         if isinstance(settlement, Answer):
             self._answer = settlement
         else:
-            self._over = True
+            self._is_over = True
             self._default.complain(settlement)
-        self._look()
+        self._settle_if_decided()
 
-    def _look(self) -> None:
+    def _settle_if_decided(self) -> None:
         """Settle the request if the first model has failed and the other one has answered or failed."""
         if self._refusal is None:
             return
-        if self._over:
+        if self._is_over:
             self._request.settle(self._refusal)
         elif self._answer is not None:
             self._give(self._answer)

@@ -58,7 +58,7 @@ class Attempt(Request):
 
 
 class PriorityOnly:
-    """The call of a request that a Predictor makes itself: it has a priority, and nothing is reported to it.
+    """The call of a request that a Predictor makes itself: it has a priority, and ignores reports.
 
     Attributes:
         priority: Priority class.

@@ -30,7 +30,7 @@ class Difference:
         differing: Number of rows in which a number differs by more than the tolerance, or another value
             differs at all.
         largest: The largest difference of two numbers; None for texts. Infinite if only one of them is NaN.
-        worst_row: The row that differs most, counted from 0; None if no row differs.
+        worst_row: Index of the row that differs most; None if no row differs.
         example: The two models' outputs for ``worst_row``, or for row 0 if no row differs.
     """
 

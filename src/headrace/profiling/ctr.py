@@ -1,7 +1,7 @@
 """Profiles of click models by stage, with the kernels that serve and learn.
 
-The kernels run all stages for a few rows before they go on to the next rows, so no stage has an end to
-measure. The stages are logistic regression, then the pair terms, then each layer of the network. The duration
+The kernels run all stages for a few rows before they go on to the next rows, so a stage cannot be timed by
+itself. The stages are logistic regression, then the pair terms, then each layer of the network. The duration
 of a stage is therefore the difference between the model up to that stage and the model up to the previous
 one. The kernels are not instrumented.
 """
@@ -106,7 +106,7 @@ def profile_training(file: Path, rows: int, calls: int) -> Profile:
 
 
 def _maker(settings: ModelSettings) -> Callable[[ModelSettings, Features], LearningModel]:
-    """Return the factory of the smaller models, which learn in batches if the whole one does."""
+    """Return the factory of the smaller models; they learn in batches if the whole model does."""
     if settings.online:
         return create
     from headrace.ctr.learning.batched import BatchedModel  # noqa: PLC0415 - compiled kernels
@@ -190,7 +190,7 @@ def _over(blocks: Sequence[Block], act: Callable[[Block], object]) -> Callable[[
 
 
 def _medians(timed: Sequence[Callable[[], object]], calls: int) -> list[float]:
-    """Return the median duration of each call in µs, measured in turns, so that noise affects all alike."""
+    """Return the median duration of each call in µs. Calls alternate, so that noise affects all alike."""
     for call in timed:
         median_microseconds(call, 1)
     seconds = np.empty((calls, len(timed)))

@@ -1,4 +1,4 @@
-"""Profiles: operations as a table or JSON, events as a trace for Perfetto and chrome://tracing."""
+"""Output of profiles: operations as a table or JSON, events as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 

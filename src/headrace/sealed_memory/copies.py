@@ -30,7 +30,7 @@ from headrace.base.tensors import Array
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEVER_RUN = 8  # MFD_NOEXEC_SEAL, which Python does not name yet; required on some systems (vm.memfd_noexec)
 # The kernel refuses to seal while it holds a page itself (to move it, or to track its use). It waits for
-# 0.15 s, which was too short on a crowded machine. The timeout for a keeper is longer than this one.
+# 0.15 s, which was too short on a busy machine. The timeout for a keeper is longer than this one.
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 5.0, 0.01
 
 _lock = threading.Lock()
@@ -42,7 +42,7 @@ class SealedCopy:
     """A sealed copy of some content; it lives as long as something refers to it or to an array of it.
 
     Attributes:
-        descriptor: The memfd's descriptor: may be passed to other processes, and must not be closed.
+        descriptor: The memfd's descriptor; it may be passed to other processes, but not closed.
         size_bytes: Its size.
     """
 

@@ -117,7 +117,7 @@ def use_keeper(descriptor: int) -> None:
     """Ask a keeper for copies from now on.
 
     Args:
-        descriptor: The asking end of the keeper's socket; it is duplicated, so the caller may close it.
+        descriptor: The client end of the keeper's socket; it is duplicated, so the caller may close it.
     """
     global _keeper  # noqa: PLW0603 - one per process, like the descriptor
     from headrace.sealed_memory.keeper_client import KeeperClient  # noqa: PLC0415 - only with a keeper
@@ -184,7 +184,7 @@ def patched_copy(
 
 
 def _are_on_many_pages(rows: Array, row_bytes: int, size_bytes: int) -> bool:
-    """Whether replacing rows privately would unshare more than ``_OWN_SHARE`` of an array's pages."""
+    """Return whether replacing rows privately would unshare more than ``_OWN_SHARE`` of an array's pages."""
     pages = len(np.unique(rows.astype(np.int64) * row_bytes // mmap.PAGESIZE))
     return pages * mmap.PAGESIZE > _OWN_SHARE * size_bytes
 

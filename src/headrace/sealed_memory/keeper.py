@@ -1,10 +1,10 @@
 """The keeper: a process that makes sealed copies of files once, and hands them to all processes that ask.
 
-It opens no files. A question carries a descriptor of the file that the asker has opened, so a rename of the
+It opens no files. A request carries a descriptor of the file that the client has opened, so a rename of the
 file does not matter. A copy is identified by its checksum, or else by the file's identity and state. It is
 dropped when every process that received it has closed its socket.
 
-``KeeperProcess`` starts it, and restarts it when it has ended; it ends when all asking ends are closed.
+``KeeperProcess`` starts it, and restarts it when it has ended; it ends when all client ends are closed.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class _Job:
 
     Attributes:
         key: Its key among the jobs.
-        question: The first question for it.
+        question: The first request for it.
         content: The expected content of the file.
         files: Descriptors of the file, and of the patch if there is one; empty when the work is done.
-        state: State of the file when the question came.
+        state: State of the file when the request came.
         is_kept: Whether to remember the checksum.
         lifelines: Sockets of the processes that wait for it, or hold it.
-        others: Files with the same expected content from other questions, by socket.
+        others: Files with the same expected content from other requests, by socket.
         result: The last reply; None while work is in progress.
         copy: The copy, if one was made.
     """
@@ -78,13 +78,13 @@ class _Job:
 
 
 class Keeper:
-    """The loop that receives questions and answers them; threads beside it do the copying."""
+    """The loop that receives requests and answers them; threads beside it do the copying."""
 
     def __init__(self, client: socket.socket) -> None:
         """Prepare; ``run`` serves.
 
         Args:
-            client: The socket that receives questions.
+            client: The socket that receives requests.
         """
         self._client = client
         self._selector = selectors.DefaultSelector()
@@ -96,8 +96,8 @@ class Keeper:
         self._moved_bytes = 0
 
     def run(self) -> None:
-        """Serve until all asking ends are closed."""
-        self._selector.register(self._client, selectors.EVENT_READ, self._take)
+        """Serve until all client ends are closed."""
+        self._selector.register(self._client, selectors.EVENT_READ, self._receive)
         self._selector.register(self._woken, selectors.EVENT_READ, self._finish)
         for _ in range(_WORKERS):
             threading.Thread(target=self._work, daemon=True).start()
@@ -108,32 +108,34 @@ class Keeper:
                 is_open &= key.data() is not False
             if self._moved_bytes != told_bytes and time.monotonic() - told >= _TELL_SECONDS:
                 told_bytes, told = self._moved_bytes, time.monotonic()
-                self._tell()
+                self._report_progress()
         for _ in range(_WORKERS):
             self._waiting.put(None)
 
     # ---- in the loop's thread ----
 
-    def _take(self) -> bool:
-        """Receive a question; return False when all asking ends are closed."""
+    def _receive(self) -> bool:
+        """Receive a request; return False when all client ends are closed."""
         try:
             received = keeper_client.receive(self._client, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return True
-        except OSError as error:  # out of descriptors: the asker sees its socket closed, and copies itself
+        except (
+            OSError
+        ) as error:  # out of descriptors: the client sees its socket closed, and makes its own copy
             _log.warning("could not receive a request: %s", error.strerror)
             return True
         if received is None:
             return False
         content, descriptors = received
         question = keeper_client.question(content)
-        if question is None or not _fits(question, descriptors):
+        if question is None or not _has_descriptors(question, descriptors):
             keeper_client.close(descriptors)
             return True
-        self._asked(question, descriptors[1:], socket.socket(fileno=descriptors[0]))
+        self._handle_request(question, descriptors[1:], socket.socket(fileno=descriptors[0]))
         return True
 
-    def _asked(self, question: Question, files: list[int], lifeline: socket.socket) -> None:
+    def _handle_request(self, question: Question, files: list[int], lifeline: socket.socket) -> None:
         status = os.fstat(files[0])
         key, is_settled = _key(question, status), _is_settled(status)
         if key in self._checksums:
@@ -156,7 +158,7 @@ class Keeper:
                 keeper_client.close(files)
         self._selector.register(lifeline, selectors.EVENT_READ, lambda: self._leave(job, lifeline))
         if not job.files:  # done: hand it on here; ``_finish`` hands on work in progress
-            self._hand(job, lifeline)
+            self._send_result(job, lifeline)
 
     def _begin_with_copy(self, job: _Job, status: os.stat_result) -> None:
         """Use an existing copy as a patch's base: it has been checked already."""
@@ -171,7 +173,7 @@ class Keeper:
             job.content = Content(job.content.size_bytes, patch=patch)
 
     def _finish(self) -> None:
-        """Answer the questions of one job that a thread has completed."""
+        """Answer the requests for one job that a thread has completed."""
         self._woken.recv(1)
         job = self._done.get()
         keeper_client.close(job.files)
@@ -185,16 +187,16 @@ class Keeper:
                 del self._checksums[next(iter(self._checksums))]
         others = self._others_of_refused(job)
         for lifeline in list(job.lifelines):
-            self._hand(job, lifeline)
+            self._send_result(job, lifeline)
             if job.copy is None:
                 self._leave(job, lifeline)
         if others:
             self._forget(job)
         for lifeline, files in others.items():
-            self._asked(job.question, files, lifeline)
+            self._handle_request(job.question, files, lifeline)
 
     def _others_of_refused(self, job: _Job) -> dict[socket.socket, list[int]]:
-        """Return the askers whose own files are tried next, because the job's file was refused."""
+        """Return the clients whose own files are tried next, because the job's file was refused."""
         others, job.others = job.others, {}
         if not isinstance(job.result, Refusal):
             for files in others.values():
@@ -205,7 +207,7 @@ class Keeper:
             self._selector.unregister(lifeline)
         return others
 
-    def _hand(self, job: _Job, lifeline: socket.socket) -> None:
+    def _send_result(self, job: _Job, lifeline: socket.socket) -> None:
         if job.result is not None:
             descriptors = [] if job.copy is None else [job.copy.descriptor]
             if not self._send(job.result, lifeline, *descriptors):
@@ -226,7 +228,7 @@ class Keeper:
             del self._jobs[job.key]
         job.copy = None
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         for job in list(self._jobs.values()):
             if job.result is None:
                 for lifeline in list(job.lifelines):
@@ -235,7 +237,7 @@ class Keeper:
     def _send(self, reply: Reply, lifeline: socket.socket, *descriptors: int) -> bool:
         try:
             keeper_client.send(lifeline, reply, *descriptors)
-        except OSError:  # the asker has ended, or does not read
+        except OSError:  # the client has ended, or does not read
             return False
         return True
 
@@ -291,12 +293,12 @@ def _key(question: Question, status: os.stat_result) -> Hashable:
 
 
 def _is_settled(status: os.stat_result) -> bool:
-    """Whether any further change of the file will change its timestamp."""
+    """Return whether any further change of the file will change its timestamp."""
     return clock.unix_milliseconds() - status.st_ctime_ns // 10**6 > _SETTLED_MILLISECONDS
 
 
-def _fits(question: Question, descriptors: list[int]) -> bool:
-    """Whether a question has its descriptors: a socket, a file, and the patch's rows if it has a patch."""
+def _has_descriptors(question: Question, descriptors: list[int]) -> bool:
+    """Return whether a request has its descriptors: a socket, a file, and the patch's rows if it has one."""
     count = 2 if question.content.patch is None else 3
     if len(descriptors) != count or (question.wanted == "checksum" and count > 2):
         return False
@@ -308,7 +310,7 @@ def main() -> None:
     """Run a keeper; the arguments are the socket's descriptor, and the format and level of the log."""
     descriptor, style, level = sys.argv[1:]
     logs.set_up("json" if style == "json" else "text", level, serves=True)
-    # The keeper ends with its last asker; these signals are meant for the askers.
+    # The keeper ends with its last client; these signals are meant for the clients.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICER_BY)  # like loader threads: requests have priority
@@ -320,12 +322,12 @@ _END_SECONDS = 5.0
 
 
 class KeeperProcess:
-    """A keeper's process, with both ends of its socket, so that pending questions survive a restart.
+    """A keeper's process, with both ends of its socket, so that pending requests survive a restart.
 
-    The keeper ends when all asking ends are closed, and thus with its last asker, even if that one crashes.
+    The keeper ends when all client ends are closed, and thus with its last client, even if that crashes.
 
     Attributes:
-        descriptor: The asking end, for ``use_keeper`` in each process that it is passed to.
+        descriptor: The client end, for ``use_keeper`` in each process that it is passed to.
     """
 
     def __init__(self, log_format: str = "text", log_level: str = "info") -> None:
@@ -338,18 +340,18 @@ class KeeperProcess:
         Raises:
             OSError: The process cannot be started.
         """
-        self._keeping, self._asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.descriptor = self._asking.fileno()
+        self._server_end, self._client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.descriptor = self._client_end.fileno()
         self._command = [
-            *(sys.executable, "-m", "headrace.sealed_memory.keeper", str(self._keeping.fileno())),
+            *(sys.executable, "-m", "headrace.sealed_memory.keeper", str(self._server_end.fileno())),
             *(log_format, log_level),
         ]
         self._started = time.monotonic()
         try:
             self._process = self._start()
         except OSError:
-            self._keeping.close()
-            self._asking.close()
+            self._server_end.close()
+            self._client_end.close()
             raise
 
     @property
@@ -358,7 +360,7 @@ class KeeperProcess:
         return self._process.pid
 
     def look_after(self) -> None:
-        """Restart the keeper if it has ended; never blocks. To be called about once a second."""
+        """Restart the keeper if it has ended; never blocks. Call this about once a second."""
         ended = self._process.poll()
         if ended is None or time.monotonic() - self._started < _AGAIN_SECONDS:
             return
@@ -370,15 +372,15 @@ class KeeperProcess:
             _log.warning("the keeper of shared memory cannot be started: %s", error.strerror)
 
     def close(self) -> None:
-        """Kill the keeper, even if others still ask it. Copies remain with the processes that hold them."""
-        self._keeping.close()
-        self._asking.close()
+        """Kill the keeper, even if it still has clients. Copies remain with the processes that hold them."""
+        self._server_end.close()
+        self._client_end.close()
         self._process.kill()
         self._process.wait(_END_SECONDS)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        keeping = self._keeping.fileno()
-        return subprocess.Popen(self._command, pass_fds=[keeping], stdin=subprocess.DEVNULL)
+        server_end = self._server_end.fileno()
+        return subprocess.Popen(self._command, pass_fds=[server_end], stdin=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

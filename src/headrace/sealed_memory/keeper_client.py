@@ -1,9 +1,9 @@
-"""Ask a keeper for sealed copies and checksums: the messages, and the asking end.
+"""Ask a keeper for sealed copies and checksums: the messages, and the client.
 
-Each message is one packet of a Unix socket, in MessagePack. A question is an array whose first element is the
+Each message is one packet of a Unix socket, in MessagePack. A request is an array whose first element is the
 version. It carries descriptors: the socket for its answers, the file, and the patch if there is one. The copy
-lives while that socket is open: a holder releases it by closing the socket, or by being killed. A keeper that
-hangs is left alone after a timeout.
+lives while that socket is open: a holder releases it by closing the socket, or by being killed. After a
+timeout, a keeper that hangs is not asked for a while.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST_BYTES = 4096
 """Size limit of a message."""
 
 FORMAT = 1
-"""The version of these messages; a keeper answers no other."""
+"""The version of these messages; a keeper answers only this one."""
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +108,7 @@ def receive(sender: socket.socket, most_descriptors: int) -> tuple[bytes, list[i
 
 
 def question(content: bytes) -> Question | None:
-    """Decode a question; return None if it is malformed or of another version."""
+    """Decode a request; return None if it is malformed or of another version."""
     try:
         asked = _questions.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -134,13 +134,13 @@ def close(descriptors: list[int]) -> None:
 SILENT_SECONDS = 10.0
 """A keeper that is silent for this long is considered hung: a working one reports every second."""
 
-_LEFT_ALONE_SECONDS = 60.0
+_RETRY_SECONDS = 60.0
 # After a timeout, the keeper is not asked for this long. One that has ended is asked for the next file, as it
 # is restarted soon.
 
 
 class KeeperClient:
-    """The asking end of a keeper's socket; may be shared by many threads and processes."""
+    """The client end of a keeper's socket; may be shared by many threads and processes."""
 
     def __init__(self, descriptor: int) -> None:
         """Duplicate a descriptor; the given one remains the caller's.
@@ -153,7 +153,7 @@ class KeeperClient:
         """
         self._descriptor = os.dup(descriptor)
         weakref.finalize(self, os.close, self._descriptor)
-        self._asked_again = -float("inf")
+        self._retry_at = -float("inf")
 
     def copy(self, file: int, content: Content, patch: int | None = None) -> SealedCopy | None:
         """Ask for a sealed copy of a file.
@@ -179,13 +179,13 @@ class KeeperClient:
             try:
                 return SealedCopy.received(descriptors[0], content.size_bytes, lifeline.detach())
             except OSError as error:
-                _say_away(f"its copy is not sealed ({error.strerror})")
+                _log_unavailable(f"its copy is not sealed ({error.strerror})")
                 return None
         close(descriptors)
         lifeline.close()
         if isinstance(reply, Refusal):
             raise _error(reply)
-        _say_away("it sent an unknown answer")
+        _log_unavailable("it sent an unknown answer")
         return None
 
     def checksum(
@@ -212,13 +212,13 @@ class KeeperClient:
             raise _error(reply)
         if isinstance(reply, Digested):
             return reply.checksum
-        _say_away("it sent an unknown answer")
+        _log_unavailable("it sent an unknown answer")
         return None
 
     def _ask(
         self, given: Sequence[int], question: Question, between: Callable[[], object] = lambda: None
     ) -> tuple[Reply, list[int], socket.socket] | None:
-        if time.monotonic() < self._asked_again:
+        if time.monotonic() < self._retry_at:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -227,14 +227,14 @@ class KeeperClient:
             reply, descriptors = _answer(ours, between)
         except TimeoutError:
             ours.close()
-            self._asked_again = time.monotonic() + _LEFT_ALONE_SECONDS
-            _say_away(f"it has not answered for {SILENT_SECONDS:.0f} s")
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            _log_unavailable(f"it has not answered for {SILENT_SECONDS:.0f} s")
             return None
         except OSError as error:
             ours.close()
             without_room = error.errno in (errno.EMFILE, errno.ENFILE)
             said = "no descriptor is left to ask it with" if without_room else "it has ended"
-            _say_away(f"{said} ({error.strerror or error})")
+            _log_unavailable(f"{said} ({error.strerror or error})")
             return None
         except BaseException:
             ours.close()
@@ -243,10 +243,10 @@ class KeeperClient:
 
 
 def _send(client: socket.socket, question: Question, *descriptors: int) -> None:
-    """Send a question, waiting until the socket has room for it.
+    """Send a request, waiting until the socket has room for it.
 
     Raises:
-        TimeoutError: The keeper has not read earlier questions in time.
+        TimeoutError: The keeper has not read earlier requests in time.
         OSError: The keeper has ended.
     """
     ends = time.monotonic() + SILENT_SECONDS
@@ -260,12 +260,12 @@ def _send(client: socket.socket, question: Question, *descriptors: int) -> None:
             _wait(client, select.POLLOUT, left)
 
 
-def _say_away(why: str) -> None:
+def _log_unavailable(why: str) -> None:
     _log.warning("the keeper of shared memory is unavailable; this process makes its own copy: %s", why)
 
 
 def _answer(ours: socket.socket, between: Callable[[], object]) -> tuple[Reply, list[int]]:
-    """Wait for the last reply to a question.
+    """Wait for the last reply to a request.
 
     Raises:
         TimeoutError: No reply came in time.

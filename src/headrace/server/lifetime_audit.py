@@ -26,7 +26,7 @@ _Done = TypeVar("_Done")
 
 
 class ServerLife:
-    """Records the life of one server: of its process, or of its supervisor process if it has workers."""
+    """Records start, handover and stop of a server's process, or of its supervisor if it has workers."""
 
     def __init__(self, models: Path | None, config: ServerConfig) -> None:
         """Check that the log can be written.
@@ -56,7 +56,7 @@ class ServerLife:
         if self._log is None:
             return await act
         by: dict[str, str | int] = {"process": "server", "uid": os.getuid()}
-        name = await asyncio.to_thread(_asked, self._log, action, self._on, by)
+        name = await asyncio.to_thread(_log_begin, self._log, action, self._on, by)
         result = "done"
         try:
             done = await act
@@ -81,7 +81,7 @@ class ServerLife:
             asyncio.get_running_loop().run_in_executor(None, partial(self._log.note, action, self._on))
 
 
-def _asked(log: AuditLog, action: str, on: str, by: dict[str, str | int]) -> str:
+def _log_begin(log: AuditLog, action: str, on: str, by: dict[str, str | int]) -> str:
     try:
         return log.begin(action, on, by, is_refused=False)
     except HeadraceError as error:

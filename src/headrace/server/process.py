@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Less than a slice of the time slicer; see _hand_over_soon.
+# Less than a slice of the time slicer; see _shorten_switch_interval.
 _SWITCH_SECONDS = 0.0005
 _LOADS_END_SECONDS = 10.0
-"""How long a failed start waits for loads in progress, in seconds."""
+"""Longest wait of a failed start for loads in progress, in seconds."""
 _THREADS_END_SECONDS = 5.0
 """Timeout in seconds for a stopped server's threads; a thread that reads a file may hang with its disk."""
-# How long connections wait at a service manager's sockets while models load.
+# Longest time for which connections wait at a service manager's sockets while models load.
 _LONGEST_WAIT_SECONDS = 600.0
 
 
@@ -65,9 +65,9 @@ async def run(
     expect_signals(loop)
     manager = service_manager(config)
     handover = _handover(server, config)
-    start = _started(server, handover, manager, stopping)
+    start = _start(server, handover, manager, stopping)
     if not await life.record(
-        "start", _ending_loads(server, start), "the server was stopped before it was ready"
+        "start", _start_or_end_loads(server, start), "the server was stopped before it was ready"
     ):
         return 0
     if handover is not None and handover.has_taken:
@@ -88,7 +88,7 @@ async def run(
     _log.info("draining", extra={"seconds": config.drain_seconds})
     began = time.monotonic()
     lead = stopping.done() and stopping.result() is signal.SIGTERM
-    stopped = _stopped(server, handover, lead=lead)
+    stopped = _stop(server, handover, lead=lead)
     if await life.record(end_of(handover), stopped, "a model was still at work"):
         _log.info("stopped")
         return code
@@ -116,8 +116,8 @@ def expect_signals(loop: asyncio.AbstractEventLoop) -> None:
     loop.add_signal_handler(signal.SIGUSR2, _log.warning, asks)
 
 
-async def _ending_loads(server: Server, start: Awaitable[_T]) -> _T:
-    """Start; on failure wait for loads in progress, as Python aborts if it exits while native code runs."""
+async def _start_or_end_loads(server: Server, start: Awaitable[_T]) -> _T:
+    """Start; on failure, wait for loads in progress: Python aborts if it exits while native code runs."""
     try:
         return await start
     except HeadraceError:
@@ -134,7 +134,7 @@ def _handover(server: Server, config: ServerConfig) -> Handover | None:
     return handover(server, config)
 
 
-async def _started(
+async def _start(
     server: Server,
     handover: Handover | None,
     manager: ServiceManager | None,
@@ -152,7 +152,7 @@ async def _started(
 
 
 async def _start_when_tried(server: Server, stopping: asyncio.Future[signal.Signals]) -> bool:
-    """Start on inherited sockets, where connections can wait until each model has been tried.
+    """Start on inherited sockets once each model has been tried; connections wait there meanwhile.
 
     Args:
         server: The server, not started.
@@ -211,7 +211,7 @@ def tells(
 
 
 def end_of(handover: Handover | None) -> str:
-    """Return the name of the server's end in its audit log.
+    """Return the name under which the audit log records the end of the server.
 
     Args:
         handover: The Handover, if the server has one.
@@ -228,7 +228,7 @@ def follower_of(handover: Handover | None) -> int | None:
     return None if handover is None or not handover.taken.done() else handover.taken.result()
 
 
-async def _stopped(server: Server, handover: Handover | None, *, lead: bool) -> bool:
+async def _stop(server: Server, handover: Handover | None, *, lead: bool) -> bool:
     if handover is None:
         return await server.stop(lead=lead)
     if handover.taken.done():
@@ -240,7 +240,7 @@ async def _stopped(server: Server, handover: Handover | None, *, lead: bool) -> 
 
 
 def leave_at_work(code: int, seconds: float) -> NoReturn:
-    """End the process while a model still works: its thread cannot be stopped, and would keep the process.
+    """End the process although a model still computes: its thread cannot be stopped.
 
     Args:
         code: The exit code.
@@ -281,11 +281,11 @@ def end_at_once(code: int) -> NoReturn:
 
 def tune_process() -> None:
     """Tune this process for even latency; call it once everything is imported."""
-    _calm_garbage_collector()
-    _hand_over_soon()
+    _tune_garbage_collector()
+    _shorten_switch_interval()
 
 
-def _calm_garbage_collector() -> None:
+def _tune_garbage_collector() -> None:
     """Run the garbage collector less often, and never over objects that are permanent.
 
     By default Python looks for cycles after every 700 new objects (3.11), which is every few dozen requests.
@@ -298,7 +298,7 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(10_000, 1, 500)
 
 
-def _hand_over_soon() -> None:
+def _shorten_switch_interval() -> None:
     """Lower the GIL switch interval from 5 to 0.5 ms, for the thread that reads the sockets.
 
     A thread that waits for the GIL forces a switch only if no thread has released it for that interval. The

@@ -112,7 +112,7 @@ class Server:
         engine: The models.
         counted_at: The shared counters of callers: descriptor of the shared memory (-1 for none), index of
             this process, and number of processes.
-        supervisor: Watches the front ends, once started.
+        supervisor: The TaskWatch of the front ends and of the tasks that follow files, once started.
         http_address: Host and port of REST, once started.
         grpc_address: Host and port of gRPC, once started.
         administers: Whether the server serves the administration ports.
@@ -342,7 +342,7 @@ class Server:
         self.supervisor.allows("checking for new certificates", self._following[-1])
 
     def look_again(self) -> None:
-        """Reload certificates and reopen log files now."""
+        """Check for new certificates, and reopen the access log."""
         if self._certificate is not None:
             self._certificate.look()
         if self._observing is not None:
@@ -447,7 +447,7 @@ class Server:
         Args:
             until: Deadline of the drain on the monotonic clock.
             shared: Sockets on which another process accepts connections once this server no longer does.
-            frees_ports: Whether to free the ports at once, because no other process has the other sockets.
+            frees_ports: Whether to free the ports at once, because no other process shares the sockets.
 
         Returns:
             As ``stop``.

@@ -42,7 +42,7 @@ class ServiceManager:
     """The service manager that started this process, according to the environment."""
 
     def __init__(self) -> None:
-        """Remove the service manager's variables from the environment: h2corn would use them, too."""
+        """Take the service manager's variables from the environment, where h2corn would also use them."""
         self._started_with = dict(os.environ)
         for name in (*_OF_ONE_PROCESS, "NOTIFY_SOCKET", "WATCHDOG_USEC"):
             os.environ.pop(name, None)
@@ -181,7 +181,8 @@ class StatusReporter:
         if os.getpid() == _FIRST_PROCESS:
             _log.error(
                 "SIGUSR2: ignored; this server is process 1 of its container, and when that ends, the kernel "
-                "kills all others in it, a successor too: replace the container, as a rolling update does"
+                "kills all other processes in it, including a successor: replace the container, as a rolling "
+                "update does"
             )
             return False
         self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")

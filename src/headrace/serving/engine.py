@@ -67,8 +67,8 @@ class ModelSpec(NamedTuple):
 class Engine:
     """Models served in process.
 
-    Use it as an asynchronous context manager in the loop that shall serve, or ``with Engine.in_thread(…)``
-    from synchronous code::
+    Use it as an asynchronous context manager in the event loop that will serve, or, from synchronous code,
+    ``with Engine.in_thread(…)``::
 
         async with Engine("models") as engine:
             answer = await engine.predict("half_plus_two", {"x": [1.0, 2.0]})
@@ -104,7 +104,7 @@ class Engine:
             source: Creates the Source of wanted versions, if it is not a scan of the directories.
 
         Raises:
-            ConfigError: There is nothing to serve, or ``batching`` asks for processes.
+            ConfigError: There is nothing to serve, or the settings name unusable keys, owners or processes.
         """
         self.config = config or ServerConfig()
         if models is None and not (objects or self.config.models or self.config.archive):
@@ -162,10 +162,10 @@ class Engine:
         """Start loading models in the running event loop, whose thread becomes the serving thread.
 
         Args:
-            wait: Whether to wait until each model has been loaded or has failed once.
+            wait: Whether to wait until each version has been loaded or has failed once.
 
         Raises:
-            ConfigError: The directory of models cannot be read, or the configuration is wrong.
+            ConfigError: ``models`` is not a directory.
         """
         self._forks = event_loop.forks
         if self._models is not None and not self._models.is_dir():
@@ -198,7 +198,7 @@ class Engine:
         waits = {name for name, one in wanted.items() if self.awaits_archive and one.config.inputs}
         models |= {name: one for name, one in wanted.items() if name not in waits}
         self.manager.want(models, unusable, is_all=not waits)
-        self._look_whether_settled()
+        self._check_settled()
 
     def use_archive(self, archive: Archive) -> None:
         """Take model inputs from an archive, once it is open. Serving thread only.
@@ -213,11 +213,11 @@ class Engine:
 
     def _changed(self, model: str, status: VersionStatus) -> None:
         _log.info("version is %s", status.state.value, extra={"model": model, "version": status.version})
-        self._look_whether_settled()
+        self._check_settled()
         if self.on_change is not None:
             self.on_change(model)
 
-    def _look_whether_settled(self) -> None:
+    def _check_settled(self) -> None:
         if not self._settled.is_set() and self._unsettled.is_none():
             self._settled.set()
 
@@ -229,11 +229,11 @@ class Engine:
 
     @property
     def is_settled(self) -> bool:
-        """Whether each model has been loaded or has failed once."""
+        """Whether each version has been loaded or has failed once."""
         return self._settled.is_set()
 
     async def settle(self, timeout_seconds: float) -> bool:
-        """Wait until each model has been loaded or has failed once.
+        """Wait until each version has been loaded or has failed once.
 
         Args:
             timeout_seconds: Longest wait in seconds.
@@ -259,7 +259,7 @@ class Engine:
         await asyncio.sleep(0)  # run the callbacks that their threads have scheduled
 
     async def __aenter__(self) -> Self:
-        """Start, and wait until each model has been loaded or has failed once."""
+        """Start, and wait until each version has been loaded or has failed once."""
         await self.start()
         return self
 
@@ -521,13 +521,13 @@ class Engine:
             raise self._refused("predict_blocking would block the serving thread; await predict() there")
         spec = ModelSpec(model) if isinstance(model, str) else model
         chosen = tuple(outputs)
-        answered = self._predict_here(spec, inputs, chosen, timeout_seconds)
+        answered = self._predict_in_this_thread(spec, inputs, chosen, timeout_seconds)
         if answered is not None:
             return answered
         asked = self.predict(spec, inputs, outputs=chosen, timeout_seconds=timeout_seconds)
         return run_in(self._loop, asked)
 
-    def _predict_here(
+    def _predict_in_this_thread(
         self,
         spec: ModelSpec,
         inputs: Inputs,
@@ -536,7 +536,8 @@ class Engine:
     ) -> dict[str, Array] | None:
         """Answer one request without the serving thread; return None if the serving thread must do it.
 
-        It must if no version is ready, if the version has no ``callers``, or if a model calls itself.
+        It must if no version is ready, if the version has no ``callers``, if this thread already runs one of
+        its calls, or if the version is swapped meanwhile.
         """
         find, which = self.manager.ready_now, (spec.name, spec.version, spec.label)
         loaded = find(*which)

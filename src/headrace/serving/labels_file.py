@@ -18,7 +18,7 @@ _LARGEST_FILE_BYTES = 2**24
 def with_labels(config: ModelConfig, path: Path, checksums: Mapping[str, str] | None) -> ModelConfig:
     """Return settings with the labels of ``signature.labels_file`` in them.
 
-    A byte order mark and blanks at the ends of lines do not belong to the labels.
+    A byte order mark and trailing whitespace are not part of the labels.
 
     Args:
         config: The model's settings.
@@ -26,7 +26,7 @@ def with_labels(config: ModelConfig, path: Path, checksums: Mapping[str, str] | 
         checksums: SHA-256 of the version's files, by name, from its manifest; None without one.
 
     Raises:
-        NotLoadable: The file is missing, is not UTF-8, or is not the one in the manifest.
+        NotLoadable: The file is missing, is not UTF-8, or does not match the manifest.
     """
     name = config.signature.labels_file
     if not name:
@@ -40,6 +40,6 @@ def with_labels(config: ModelConfig, path: Path, checksums: Mapping[str, str] | 
     except UnicodeDecodeError as error:
         raise NotLoadable(f"{key} is not UTF-8: {error.reason} at byte {error.start}") from error
     if checksums is not None and checksums.get(name) != hashlib.sha256(content).hexdigest():
-        raise NotLoadable(f"{key} is not as the version's manifest says; publish the version again")
+        raise NotLoadable(f"{key} does not match the version's manifest; publish the version again")
     labels = tuple(line.rstrip() for line in text.removesuffix("\n").split("\n"))
     return structs.replace(config, signature=structs.replace(config.signature, labels=labels, labels_file=""))

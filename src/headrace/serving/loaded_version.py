@@ -41,13 +41,14 @@ class LoadedVersion:
         signatures: The signatures by name.
         platform: Name of the platform that runs it, in Triton's terms.
         config: The model's settings.
+        path: The version directory; None for an object passed in process.
         batcher: Merges its requests.
         predictor: The Predictor that requests are submitted to: the Batcher, or one around it.
         at_once: Selects the calls of the serving thread that the Batcher answers before they await anything.
         callers: Answers calling threads directly; where it is None, the serving thread answers them. None if
-            a Predictor stands around the Batcher, requests wait for others, or the version is isolated. Also
-            None for a model's own code that is a coroutine or runs one call at a time, and for such objects
-            passed in process.
+            a Predictor wraps the Batcher, ``max_wait_seconds`` is set, or the version is isolated. Also None
+            for a model's own code that is a coroutine or runs one call at a time, and for such objects passed
+            in process.
         cache: The prediction cache; None without one.
         codec_cache: Cached knowledge of codecs about requests to this version; dropped with it.
         warmed: Fit of the batch costs measured at warm-up; None if it was not warmed up.
@@ -116,7 +117,7 @@ class LoadedVersion:
         # One instance of a model's own code means one call at a time, so there must be only one Batcher.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not (policy.max_wait_seconds or one_at_a_time or getattr(servable, "loop", None)):
-            self.callers = self._made_callers()
+            self.callers = self._make_callers()
         self._count_objective(config.objective.latency_seconds)
         self.streams: PartStreams | None = None
         if is_streaming(servable):
@@ -127,7 +128,7 @@ class LoadedVersion:
         self._leases = 0
         self._on_idle: Callable[[], object] | None = None
 
-    def _made_callers(self) -> Callers:
+    def _make_callers(self) -> Callers:
         policy = self.config.batching
         return Callers(
             self.servable,
@@ -139,6 +140,7 @@ class LoadedVersion:
         )
 
     def _count_objective(self, seconds: float) -> None:
+        """Start statistics that count requests within the latency objective, if there is one."""
         if not seconds:
             return
         self.batcher.statistics = VersionStatistics(seconds)
@@ -188,18 +190,18 @@ class LoadedVersion:
     @on_idle.setter
     def on_idle(self, callback: Callable[[], object] | None) -> None:
         self._on_idle = callback
-        self.batcher.on_idle = self._look_whether_idle
+        self.batcher.on_idle = self._check_idle
         if self.streams is not None:
-            self.streams.on_idle = self._look_whether_idle
+            self.streams.on_idle = self._check_idle
             self.streams.drain()
         if self.callers is not None:
-            self.callers.on_idle = self._look_soon
-            self._clock.call_soon(self._look_whether_idle)  # the last request may have ended just before
+            self.callers.on_idle = self._check_idle_soon
+            self._clock.call_soon(self._check_idle)  # the last request may have ended just before
 
-    def _look_soon(self) -> None:
-        """Check from any thread: schedule the check in the serving thread, unless that has ended."""
+    def _check_idle_soon(self) -> None:
+        """Schedule the idle check in the serving thread, unless that has ended. Thread-safe."""
         with suppress(RuntimeError):
-            self._clock.call_soon_threadsafe(self._look_whether_idle)
+            self._clock.call_soon_threadsafe(self._check_idle)
 
     def acquire(self) -> None:
         """Keep the version loaded until ``release``."""
@@ -209,16 +211,16 @@ class LoadedVersion:
         """Release the version, once; requests submitted in the same turn of the loop are still answered."""
         self._leases -= 1
         if self._on_idle is not None:
-            self._clock.call_soon(self._look_whether_idle)
+            self._clock.call_soon(self._check_idle)
 
-    def _look_whether_idle(self) -> None:
+    def _check_idle(self) -> None:
         callback = self._on_idle
         if callback is None:
             return
         if self.outstanding:
-            self.batcher.on_idle = self._look_whether_idle
+            self.batcher.on_idle = self._check_idle
             if self.streams is not None:
-                self.streams.on_idle = self._look_whether_idle
+                self.streams.on_idle = self._check_idle
             return
         self._on_idle = self.batcher.on_idle = None
         if self.callers is not None:

@@ -1,4 +1,4 @@
-"""Calls that models' own code makes to other models: until the caller's deadline, and never in a cycle."""
+"""Calls that models' own code makes to other models, within the caller's deadline and without cycles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.model.servable import DEADLINE
 
 
 class ModelCalls:
-    """Makes the calls, and refuses cycles of declared ones, in which each model would wait for itself."""
+    """Makes the calls, and refuses cycles of declared calls, in which each model would wait for itself."""
 
     def __init__(
         self,

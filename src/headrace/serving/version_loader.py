@@ -78,7 +78,7 @@ def _check_streams(config: ModelConfig) -> None:
             )
 
 
-def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
+def _mark_isolated(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     """Attach the isolated Servable; disable ``callers`` and ``at_once``, which would block while it hangs."""
     loaded.isolated = cast("IsolatedServable", runs)
     loaded.callers = loaded.at_once = None
@@ -99,7 +99,7 @@ class VersionLoader:
         objects: Servables passed in process, by model and version.
         totals: Totals of each model over all its versions.
         archive: Returns the archive that model inputs come from, if there is one.
-        verifier: Verifies the signatures of versions; None if any version is served.
+        verifier: Verifies the signatures of versions; None if unsigned versions are served, too.
         trusted: The files that may be loaded.
         fair: Whether callers take turns when several wait.
         isolate: Whether versions run in processes of their own, unless the model's settings say otherwise.
@@ -131,7 +131,7 @@ class VersionLoader:
         """
         began, given = time.monotonic(), self.objects.get((model, version))
         if given is not None:
-            return self._surrounded(LoadedVersion(model, version, given, config, self.clock))
+            return self._with_predictors(LoadedVersion(model, version, given, config, self.clock))
         if (path / MODEL_CONFIG_FILE).exists():
             _log.warning(
                 "%s version %d: the %s in the version's directory is not read; move it to %s/%s",
@@ -157,27 +157,27 @@ class VersionLoader:
         isolates = isolates or config.batching.instance_processes is not None
         if isolates:
             check = partial(self.trusted.check_again, path, manifest, is_code=runtime.is_code)
-            run = partial(self._isolated, (model, version, path), config, options, check)
+            run = partial(self._load_isolated, (model, version, path), config, options, check)
         if vouch is None or manifest is None:
             runs = servable = run(path)
         else:
             runs = servable = self._load_copy(path, manifest, run, runtime)
         self._declare(model, version, runs)
-        servable = self._prepared(servable, config)
+        servable = self._with_preparation(servable, config)
         if config.inputs:
-            servable = self._featured(model, servable, config, manifest)
+            servable = self._with_lookups(model, servable, config, manifest)
         elif getattr(servable, "loop", None) is not None:
             config = with_instances(usual, ASYNC_INSTANCES)
-        loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        loaded = self._with_predictors(LoadedVersion(model, version, servable, config, self.clock, path))
         loaded.bare, loaded.load_seconds = runs, time.monotonic() - began
         loaded.runs_code = runtime.is_code and not isolates
-        return _in_its_own_process(loaded, runs) if isolates else loaded
+        return _mark_isolated(loaded, runs) if isolates else loaded
 
     def _declare(self, model: str, version: int, servable: Servable) -> None:
         """Record the models that a version calls.
 
         Raises:
-            NotLoadable: It would wait for itself.
+            NotLoadable: It would call itself, directly or through others.
         """
         try:
             if self.calls is not None:
@@ -186,7 +186,7 @@ class VersionLoader:
             servable.close()
             raise
 
-    def _isolated(
+    def _load_isolated(
         self,
         of: tuple[str, int, Path],
         config: ModelConfig,
@@ -229,8 +229,8 @@ class VersionLoader:
         return servable
 
     @staticmethod
-    def _prepared(servable: Servable, config: ModelConfig) -> Servable:
-        """Decode images in front of a model, and name its classes after it, as the settings say."""
+    def _with_preparation(servable: Servable, config: ModelConfig) -> Servable:
+        """Wrap a model to decode images before it and to name classes after it, if the settings say so."""
         try:
             if is_streaming(servable):
                 _check_streams(config)
@@ -249,10 +249,10 @@ class VersionLoader:
             servable.close()
             raise
 
-    def _featured(
+    def _with_lookups(
         self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None
     ) -> Servable:
-        """Look inputs up in the archive, in the space versions that the model was trained on."""
+        """Wrap a model to look inputs up in the archive, in the space versions that it was trained on."""
         # Imported late: only models with archive inputs need it.
         from headrace.archive.model_inputs.lookup_servable import LookupServable  # noqa: PLC0415
 
@@ -265,8 +265,8 @@ class VersionLoader:
             servable.close()
             raise
 
-    def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
-        """Wrap a version according to its settings: in a cache, and that in a Predictor of defaults."""
+    def _with_predictors(self, loaded: LoadedVersion) -> LoadedVersion:
+        """Wrap a version's Batcher in a cache and a Predictor of defaults, if the settings say so."""
         policy = loaded.config.default
         if loaded.streams is not None:
             loaded.streams.drain_seconds = self.drain_seconds

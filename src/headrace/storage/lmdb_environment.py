@@ -7,9 +7,9 @@ process that writes repeatedly leaves room for others. The system releases both 
 it ends.
 
 Reads wait for no process, suspended or not. Only a process's first reader takes a slot in the shared reader
-table, for which LMDB has a lock. The module py-lmdb keeps one such slot, so the threads of a process read one
-after another, unless a read takes long. They would not be faster in parallel (measured), because of the GIL.
-A store keeps everything in the unnamed database, as opening named ones requires a write.
+table, which LMDB guards with a lock. The module py-lmdb keeps one slot per process for reuse, so threads read
+one after another, unless a read takes long. They would not be faster in parallel (measured), because of the
+GIL. A store keeps everything in the unnamed database, as opening named ones requires a write.
 """
 
 from __future__ import annotations
@@ -156,34 +156,34 @@ class LmdbFile:
 class _Reading:
     """A read transaction that translates LMDB's errors into headrace's."""
 
-    __slots__ = ("_alone", "_environment", "_is_alone", "_transaction")
+    __slots__ = ("_environment", "_holds_lock", "_reads", "_transaction")
 
-    def __init__(self, environment: lmdb.Environment, alone: threading.Lock) -> None:
+    def __init__(self, environment: lmdb.Environment, reads: threading.Lock) -> None:
         self._environment = environment
-        self._alone = alone
+        self._reads = reads
 
     def __enter__(self) -> Transaction:
-        self._is_alone = self._alone.acquire(timeout=_ALONE_SECONDS)
+        self._holds_lock = self._reads.acquire(timeout=_ALONE_SECONDS)
         try:
             self._transaction = self._environment.begin()
         except BaseException as error:
             self._release()
-            raise _told(error) from error
+            raise _translated(error) from error
         return self._transaction
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._transaction.abort()
         del self._transaction  # only this frees the reader slot for the next one
         self._release()
-        if error is not None and (told := _told(error)) is not error:
+        if error is not None and (told := _translated(error)) is not error:
             raise told from error
 
     def _release(self) -> None:
-        if self._is_alone:
-            self._alone.release()
+        if self._holds_lock:
+            self._reads.release()
 
 
-def _told(error: BaseException) -> BaseException:
+def _translated(error: BaseException) -> BaseException:
     import lmdb  # noqa: PLC0415 - an extra
 
     return refused(error) if isinstance(error, lmdb.Error) else error
@@ -302,7 +302,7 @@ def _reserve_readers(path: Path) -> None:
 
 
 def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> None:
-    """Refuse a file with other contents, or a truncated one, as reading that would crash the process."""
+    """Refuse a file with other contents, and a truncated one, which would crash the process when read."""
     options = opened.options
     wanted = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     has = (options.path / _DATA).stat().st_size
@@ -342,7 +342,7 @@ def _not_opened(path: Path, error: lmdb.Error) -> HeadraceError:
 
 
 class _Locks:
-    """The write lock: one thread of one process at a time, with a queue of one for the next writer."""
+    """The write lock, held by one thread of one process, and a lock held by the next in line."""
 
     def __init__(self, directory: Path) -> None:
         self._among_threads = threading.Lock()

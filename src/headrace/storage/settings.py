@@ -115,9 +115,11 @@ class RemoteStore(StoreSettings, frozen=True):
         """Check the settings."""
         StoreSettings.__post_init__(self)
         if self.password_variable and self.password_file is not None:
-            raise wrong("store.password_file", "none, as password_variable is set", str(self.password_file))
+            raise wrong(
+                "store.password_file", "none, because password_variable is set", str(self.password_file)
+            )
         if self.user and not self.has_password:
-            raise wrong("store.password_file", "a file, or password_variable, as user is set", None)
+            raise wrong("store.password_file", "a file, or password_variable, because user is set", None)
         if not self.tls and (self.ca_file or self.certificate_file or self.key_file):
             raise wrong("store.tls", "true, as certificate files are set", False)
 

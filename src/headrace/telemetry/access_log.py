@@ -189,7 +189,7 @@ class LineFile:
         return os.open(self._path, flags, _MODE)
 
     def write(self, lines: bytes) -> None:
-        """Append lines; wait for a full named pipe briefly, for a full pipe at standard output without limit.
+        """Append lines; wait briefly for a full named pipe, without limit for a full pipe at standard output.
 
         Args:
             lines: Lines with their line ends.
@@ -280,7 +280,7 @@ class AccessLog:
         """
         if settings.path is None:
             raise ConfigError("access_log.path: expected a file, or - for standard output, got nothing")
-        self.written = self._lost = 0
+        self.written = self._lost_lines = 0
         self._sample, self._slow_seconds, self._draw = settings.sample, settings.slow_seconds, draw
         self._file = LineFile(settings.path)
         self._works = self._follows = True
@@ -292,12 +292,12 @@ class AccessLog:
             at_once=_AT_ONCE,
             every_seconds=_EVERY_SECONDS,
         )
-        outcomes.observe(self._hear, names=True)
+        outcomes.observe(self._observe, names=True)
 
     @property
     def dropped(self) -> int:
         """Number of lines not written: too many waited, or they could not be formatted or written."""
-        return self._queue.dropped + self._lost
+        return self._queue.dropped + self._lost_lines
 
     def reopen(self) -> None:
         """Reopen the file soon: it may have been moved away."""
@@ -305,7 +305,7 @@ class AccessLog:
         self._queue.hurry()
 
     def close(self, seconds: float) -> bool:
-        """Write the waiting lines, and end.
+        """Write the queued lines, and end the thread.
 
         Args:
             seconds: Longest wait in seconds.
@@ -319,7 +319,7 @@ class AccessLog:
         self._file.close()
         return True
 
-    def _hear(self, outcome: Outcome) -> None:
+    def _observe(self, outcome: Outcome) -> None:
         if outcome.channel is Channel.IN_PROCESS:
             return
         if self._sample >= 1 or is_always_told(outcome, self._slow_seconds) or self._draw() < self._sample:
@@ -333,11 +333,11 @@ class AccessLog:
         try:
             self._file.write(lines)
         except OSError as error:
-            self._lost += len(outcomes) - (self._file.lines - before)
-            self._say(works=False, why=_why(error))
+            self._lost_lines += len(outcomes) - (self._file.lines - before)
+            self._report_writing(works=False, why=_why(error))
         else:
             if lines:
-                self._say(works=True)
+                self._report_writing(works=True)
         self.written += self._file.lines - before
 
     def _follow(self) -> None:
@@ -347,11 +347,11 @@ class AccessLog:
             try:
                 self._file.follow(always=always)
             except OSError as error:
-                self._say_follows(follows=False, why=_why(error))
+                self._report_reopening(follows=False, why=_why(error))
             else:
-                self._say_follows(follows=True)
+                self._report_reopening(follows=True)
 
-    def _say_follows(self, *, follows: bool, why: str = "") -> None:
+    def _report_reopening(self, *, follows: bool, why: str = "") -> None:
         if follows is self._follows:
             return
         self._follows = follows
@@ -362,12 +362,12 @@ class AccessLog:
                 "cannot reopen the access log; lines go to the file that is open", extra={"why": why}
             )
 
-    def _say(self, *, works: bool, why: str = "") -> None:
+    def _report_writing(self, *, works: bool, why: str = "") -> None:
         if works is self._works:
             return
         self._works = works
         if works:
-            _log.info("the access log can be written again", extra={"lost": self._lost})
+            _log.info("the access log can be written again", extra={"lost": self._lost_lines})
         else:
             _log.warning(
                 "cannot write the access log; lines are being dropped and counted", extra={"why": why}

@@ -114,7 +114,7 @@ class AuditLog:
             The action's id, to be passed to ``end``.
 
         Raises:
-            Unavailable: The log cannot be written; the action must not be performed if ``is_refused``.
+            Unavailable: The log cannot be written; if ``is_refused``, the action must not be performed.
         """
         name = secrets.token_hex(6)
         try:
@@ -128,7 +128,7 @@ class AuditLog:
         return name
 
     def end(self, name: str, action: str, on: str, by: By, result: str = "done") -> None:
-        """Log how an action ended. If that fails, only log an error: the action has already ended.
+        """Record how an action ended. A failure to do so is only logged: the action has already ended.
 
         Args:
             name: The id that ``begin`` returned; "" for an action without a ``begin``.

@@ -32,7 +32,7 @@ _ID_BYTES = 16
 LEFT = Cancelled("the caller left before there was an answer")
 """The error of a call whose caller has stopped waiting."""
 
-_BROKEN = HeadraceError("internal error; the server's log says more")
+_INTERNAL_ERROR = HeadraceError("internal error; the server's log says more")
 
 
 class Channel(StrEnum):
@@ -60,8 +60,8 @@ class Outcome:
         request_id: The request id, the caller's or one made here; "" without one.
         trace: The call's place in a trace; None without one.
         key_of: Name of the caller, by its key or token; "" without one.
-        asked: The model and version that the call was handed to; None if it did not get that far. The last
-            one, if one call asks several times.
+        asked: The model and version that the call was handed to; None if it reached no model. The last one,
+            if one call makes several requests.
         source: The Origin of the answer; None if no model, cache or default answered.
         code: The codes of the response.
         status: The HTTP status if it differs from that of ``code``; 0 otherwise.
@@ -159,7 +159,7 @@ class Outcome:
         self.source, self.timings, self.rows = answer.origin, answer.timings, answer.rows
 
     def weighed(self, request_bytes: int, response_bytes: int, status: int = 0) -> None:
-        """Record the sizes of the request and its response, and the HTTP status if not the code's own."""
+        """Record the sizes of request and response, and the HTTP status if ``code`` implies another."""
         self.request_bytes, self.response_bytes, self.status = request_bytes, response_bytes, status
 
     def end(self, code: Codes, error: HeadraceError | None) -> None:
@@ -285,19 +285,19 @@ class Outcomes:
         self.observed = self.all_observed = False
         self._names = False
         self._sampler: Sampler | None = None
-        self._wants: Callable[[str], bool] = _nothing
+        self._wants: Callable[[str], bool] = _no_path
         self._tallies = {channel: Tally(channel) for channel in Channel}
-        self._of_threads = Tally(Channel.IN_PROCESS)
+        self._thread_tally = Tally(Channel.IN_PROCESS)
         self._lock = threading.Lock()
         self._observers: list[Observer] = []
-        self._of_sampled: Observer = _nobody
+        self._sampled_observer: Observer = _ignore
         self._failing: set[int] = set()  # by id, as observers need not be hashable
 
     @property
     def tallies(self) -> Mapping[Channel, Tally]:
         """The counters of all calls, by channel."""
         together = Tally(Channel.IN_PROCESS)
-        for part in (self._tallies[Channel.IN_PROCESS], self._of_threads):
+        for part in (self._tallies[Channel.IN_PROCESS], self._thread_tally):
             together.answered += part.answered
             for code, count in part.failed.items():
                 together.failed[code] = together.failed.get(code, 0) + count
@@ -321,7 +321,7 @@ class Outcomes:
             observer: Called with each Outcome; there is at most one such observer.
             sampler: Asked when a call arrives. No record is created for calls that it rejects.
         """
-        self._sampler, self._of_sampled = sampler, observer
+        self._sampler, self._sampled_observer = sampler, observer
         self.observed = True
 
     def record_paths(self, wants: Callable[[str], bool]) -> None:
@@ -381,7 +381,7 @@ class Outcomes:
         """End a call with an answer."""
         self._tallies[call.channel].answered += 1
         if call.outcome is not None:
-            self._give(call.outcome, OK, None)
+            self._complete(call.outcome, OK, None)
 
     def failed(self, call: Call, error: BaseException, code: Codes | None = None) -> None:
         """End a call without an answer.
@@ -395,7 +395,7 @@ class Outcomes:
         code = code or codes(known)
         self._tallies[call.channel].failed[said(call.channel, code)] += 1
         if call.outcome is not None:
-            self._give(call.outcome, code, known)
+            self._complete(call.outcome, code, known)
 
     def ended_in_thread(self, outcome: Outcome | None, ended: Answer | BaseException, clock: Clock) -> None:
         """End a call in its calling thread; observers are notified later, in the serving thread.
@@ -409,23 +409,23 @@ class Outcomes:
         code = OK if known is None else codes(known)
         with self._lock:
             if code is OK:
-                self._of_threads.answered += 1
+                self._thread_tally.answered += 1
             else:
-                self._of_threads.failed[code.name] += 1
+                self._thread_tally.failed[code.name] += 1
         if outcome is not None:
             if isinstance(ended, Answer):
                 outcome.given(ended)
             outcome.end(code, known)
             with suppress(RuntimeError):  # the serving thread has ended, and the observers with it
-                clock.call_soon_threadsafe(self._tell, outcome)
+                clock.call_soon_threadsafe(self._notify, outcome)
 
-    def _give(self, outcome: Outcome, code: Codes, error: HeadraceError | None) -> None:
+    def _complete(self, outcome: Outcome, code: Codes, error: HeadraceError | None) -> None:
         outcome.end(code, error)
-        self._tell(outcome)
+        self._notify(outcome)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _notify(self, outcome: Outcome) -> None:
         is_sampled = outcome.trace is not None and outcome.trace.is_recorded
-        for observer in (*self._observers, self._of_sampled) if is_sampled else self._observers:
+        for observer in (*self._observers, self._sampled_observer) if is_sampled else self._observers:
             try:
                 observer(outcome)
             except Exception:  # noqa: BLE001 - an observer's own code: calls are not affected by its errors
@@ -436,19 +436,19 @@ class Outcomes:
                 self._failing.discard(id(observer))
 
 
-def _nothing(_path: str) -> bool:
+def _no_path(_path: str) -> bool:
     """Select no path: the default while nobody records by path."""
     return False
 
 
-def _nobody(outcome: Outcome) -> None:
+def _ignore(outcome: Outcome) -> None:
     """Ignore sampled calls: the default while nobody observes them."""
 
 
 def _as_headrace_error(error: BaseException) -> HeadraceError:
     if isinstance(error, HeadraceError):
         return error
-    return _BROKEN if isinstance(error, Exception) else LEFT
+    return _INTERNAL_ERROR if isinstance(error, Exception) else LEFT
 
 
 class SubmittedRequest(Request):

@@ -371,7 +371,7 @@ class RecordStore(Protocol):
         ...
 
     def alone(self) -> AbstractContextManager[object]:
-        """Prevent swaps by others in this context; a no-op in a store without locks, where ``swap`` decides.
+        """Hold the store's lock in this context, so that nobody else swaps; a no-op without locks.
 
         Raises:
             Conflict: Others held the lock for ``PATIENCE_SECONDS``.
@@ -431,7 +431,7 @@ class FileStore:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Prevent swaps by others in this context; see ``RecordStore``. Contexts may be nested.
+        """Hold the lock in this context; see ``RecordStore``. Contexts may be nested.
 
         Raises:
             NoLocks: The file system has no locks.

@@ -1,9 +1,9 @@
 """Decide which files of a version may be loaded, by links, owners and permissions; copy them where needed.
 
-The served directory, a model's and a version's may be links: their authors decide what is served anyway. A
-link *inside* a version could lead out of it, to files that the server can read and the link's author cannot.
+The directories of models and versions may be links, because whoever can create them decides what is served
+anyway. A link *inside* a version could lead to files that the server can read and the link's author cannot.
 Anyone who may write a version's files decides what the model answers, and code runs with the server's rights.
-So files that others may write are refused, and so are files of unknown users (``docs/decisions/0052``).
+So files that others may write are refused, and so are files of untrusted users (``docs/decisions/0052``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TrustedFiles:
         """
         owners = {_ROOT, os.geteuid(), *self.owners}
         if not is_code:
-            owners |= self._owners_of_place(version)
+            owners |= self._owners_of_served(version)
         try:
             root = os.path.realpath(version)
             for path in _below(version):
@@ -78,10 +78,10 @@ class TrustedFiles:
         except OSError as error:
             raise LoadError(f"its files cannot be inspected: {error.strerror}") from error
 
-    def _owners_of_place(self, version: Path) -> set[int]:
-        """Return the owners of the served directories that the version is in.
+    def _owners_of_served(self, version: Path) -> set[int]:
+        """Return the owners of the served directories that contain the version.
 
-        They are trusted with data because they can replace versions there anyway.
+        Their data files are trusted, because they can replace versions there anyway.
         """
         found = set[int]()
         for directory in self.served:
@@ -191,8 +191,8 @@ def _writable(status: os.stat_result, name: str) -> LoadError:
 def _is_kubernetes_volume(path: str) -> bool:
     """Return whether a directory is the volume of a ConfigMap or Secret.
 
-    Its mode is 0777 and cannot be changed, but it lies in a directory of root's and is mounted read-only. It
-    is recognised by its link ``..data``, which belongs to root: other users cannot make such a link.
+    Its mode is 0777 and cannot be changed, but root owns its parent directory, and it is mounted read-only.
+    Its link ``..data`` identifies it: root owns that link, and other users cannot create one that root owns.
     """
     with suppress(OSError):
         status = os.lstat(f"{path}/{_KUBERNETES_LINK}")

@@ -16,7 +16,7 @@ CONTROL_LOCK = ".headrace-control.lock"
 """Empty lock file beside a model's versions, for changes of the control record; it is never removed."""
 
 PIN_FILE = "headrace.pin"
-"""File in which earlier builds keep the pin, beside a model's versions: the number of a version."""
+"""File beside a model's versions in which earlier builds store the pin, as a version number."""
 
 MANIFEST_FILE = "headrace-manifest.json"
 """Manifest in a version directory: the list of its files."""
@@ -67,7 +67,7 @@ def version_names(entries: Iterable[os.DirEntry[str]]) -> tuple[tuple[int, str],
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a directory or a link to one; circular links are not."""
+    """Return whether an entry is a directory or a link to one; circular links are not."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -77,7 +77,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def holds_versions(directory: Path) -> bool:
-    """Whether a directory contains versions; False if it cannot be listed, which its next reader reports."""
+    """Return whether a directory contains versions; False if it cannot be listed (the next reader fails)."""
     try:
         return bool(version_directories(directory))
     except OSError:

@@ -64,7 +64,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"size_bytes"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a version, and its origin.
+    """The files of a version, and how it was published.
 
     Attributes:
         format: The version of this format.
@@ -289,7 +289,7 @@ def publish(
 
 @contextmanager
 def _made(directory: Path) -> Iterator[None]:
-    """Create a directory and its parents; if the context fails, remove those created that are empty."""
+    """Create a directory and its parents; if the context fails, remove those that it created, if empty."""
     missing = [one for one in (directory, *directory.parents) if not one.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ from headrace.versions.layout import PIN_FILE, version_directories, version_numb
 from headrace.versions.manifest import manifest_digest, read_manifest
 
 Decide = Callable[[ControlRecord], ControlRecord]
-"""Return the new record for the current one; the same object for no change."""
+"""Returns the new record for the current one; the same object for no change."""
 
 _MOST_PIN_BYTES = 1024
 _PAUSE_SECONDS = 0.005
@@ -66,9 +66,11 @@ def read_control(model_directory: Path) -> ControlRecord:
     Raises:
         ConfigError: It cannot be read, is not a record, or has a newer format.
     """
-    old = _read_old_pin(model_directory)  # first: `_take_over` writes the record before it removes the file
+    old = _read_old_pin(
+        model_directory
+    )  # first: `_migrate_old_pin` writes the record before it removes the file
     record = parse_record(FileStore(model_directory).read().content)
-    if old is None or _says(record, old):
+    if old is None or _has_pin(record, old):
         return record
     return replace(record, pin=Pin(version=number_key(old), number=old, by=PIN_FILE))
 
@@ -186,7 +188,7 @@ def let_go(model_directory: Path, version: int, holder: str, *, why: str = "", b
 
 @contextmanager
 def undisturbed(model_directory: Path) -> Iterator[None]:
-    """Prevent changes of the control record in this context; without file locks, nobody can change it.
+    """Hold the control record's lock in this context; where there are no file locks, nobody can change it.
 
     Raises:
         Conflict: Others held the lock until the timeout.
@@ -250,18 +252,18 @@ def _not_held(model: str, version: int, holder: str, holders: Collection[str]) -
 def _change(model_directory: Path, decide: Decide) -> ControlRecord:
     store = FileStore(model_directory)
     with store.alone():
-        _take_over(store, model_directory)
+        _migrate_old_pin(store, model_directory)
         return change(store, decide)
 
 
-def _take_over(store: RecordStore, model_directory: Path) -> None:
-    """Move an old pin into the record. A crash in between leaves both, with the same content."""
+def _migrate_old_pin(store: RecordStore, model_directory: Path) -> None:
+    """Move an earlier build's pin into the record. A crash in between leaves both, with the same content."""
     old = _read_old_pin(model_directory)
     if old is None:
         return
 
     def decide(record: ControlRecord) -> ControlRecord:
-        if _says(record, old):
+        if _has_pin(record, old):
             return record
         return with_pin(record, number_key(old), old, _stamp(PIN_FILE, ""))
 
@@ -271,8 +273,8 @@ def _take_over(store: RecordStore, model_directory: Path) -> None:
         sync_directory(model_directory)
 
 
-def _says(record: ControlRecord, old: int) -> bool:
-    """Return whether a record already has an earlier build's pin."""
+def _has_pin(record: ControlRecord, old: int) -> bool:
+    """Return whether a record already has the pin of an earlier build."""
     return record.pin is not None and record.pin.number == old
 
 

@@ -1,4 +1,4 @@
-"""Decide which old versions to delete, which to keep because an operator has named them, and delete them.
+"""Decide which old versions to delete, and delete them. Versions that an operator has named are kept.
 
 An operator names a version by pin, hold, label or number. The trainer deletes old versions, and the server
 serves those that its settings name. A model's own settings and control record lie beside its versions, where
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_named_versions(model_directory: Path, server_configs: Iterable[Path] = ()) -> frozenset[int]:
-    """Read which versions of a model must stay.
+    """Return the versions of a model that must be kept, because an operator has named them.
 
     Args:
         model_directory: The directory of the model's versions; it need not exist.
@@ -192,7 +192,7 @@ def _warn(number: int, error: OSError) -> None:
 
 
 def sweep(model_directory: Path) -> None:
-    """Remove what killed processes have left: partly deleted versions, and abandoned drafts.
+    """Remove the remains of killed processes: partly deleted versions, and abandoned drafts.
 
     Args:
         model_directory: The directory of the model's versions; must exist.

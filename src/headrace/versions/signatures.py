@@ -190,7 +190,8 @@ class Verifier:
             The id of the trusted key that has signed it.
 
         Raises:
-            LoadError: It is not signed, not by a trusted key, or not as this version of this model.
+            LoadError: It is not signed, no trusted key has signed it, or the signature is for another model
+                or version.
         """
         there = _read(directory)
         if there is None:

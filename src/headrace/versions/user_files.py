@@ -18,7 +18,7 @@ def named_files(sources: Sequence[Path]) -> dict[str, Path]:
 
     A single directory is the version itself: its content goes to the top of the version. Beside other
     sources, a directory keeps its name, so that the shell's ``out/*`` gives the same version as ``out``. A
-    signature file is left out, as it signs another manifest.
+    signature file is left out, because it is for another manifest.
 
     Args:
         sources: Files and directories.
@@ -48,7 +48,7 @@ def named_files(sources: Sequence[Path]) -> dict[str, Path]:
 
 
 def _inside(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-    for folder, directories, names in os.walk(directory, onerror=_raised):
+    for folder, directories, names in os.walk(directory, onerror=_raise):
         directories[:] = filter(is_visible, directories)
         for name in directories:
             if os.path.islink(link := os.path.join(folder, name)):
@@ -58,7 +58,7 @@ def _inside(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
             yield prefix + file.relative_to(directory).as_posix(), file
 
 
-def _raised(error: OSError) -> None:
+def _raise(error: OSError) -> None:
     raise error
 
 

@@ -30,7 +30,7 @@ class Clock:
         (9.0, 10.0, 100, 10, 20.0),
     ],
 )
-def test_what_is_taken_is_earned_from_now_or_after_what_was_taken_before(
+def test_taken_amounts_are_earned_one_after_the_other_from_now_on(
     due: float, now: float, amount: float, rate: float, expected: float
 ) -> None:
     assert taken(due, now, amount, rate) == pytest.approx(expected)
@@ -44,7 +44,7 @@ def test_a_burst_may_be_owed(due: float, now: float, burst: float, expected: flo
     assert wait(due, now, burst) == pytest.approx(expected)
 
 
-def test_a_rate_is_kept_over_time_and_the_error_says_when_to_come_back() -> None:
+def test_a_rate_is_kept_over_time_and_the_error_names_the_retry_delay() -> None:
     clock = Clock()
     meters, limits = Meters(now=clock), CallerLimits(requests_per_second=10, burst_seconds=0.5)
     let_in, said = 0, list[OverLimit]()
@@ -144,7 +144,9 @@ ONCE = CallerLimits(requests_per_second=1.0, burst_seconds=1.5)
 
 
 @pytest.mark.parametrize(("greedy", "most_refused"), [(100, 5), (1000, 100)])
-def test_who_is_within_his_limits_is_hardly_ever_refused_for_others(greedy: int, most_refused: int) -> None:
+def test_a_caller_within_its_limits_is_hardly_ever_refused_because_of_others(
+    greedy: int, most_refused: int
+) -> None:
     """Of 10,000; he would have to be counted at both places with some that are over their limits."""
     clock = Clock()
     meters = Meters(now=clock)
@@ -171,7 +173,7 @@ def test_tokens_never_have_a_key_refused() -> None:
     assert not are_refused(meters, (f"key-{number}" for number in range(100)), many)
 
 
-def test_all_processes_count_a_caller_at_the_same_places_which_nobody_can_foresee() -> None:
+def test_all_processes_count_a_caller_in_the_same_unpredictable_cells() -> None:
     memory, other = shared_memory(2), shared_memory(1)
     try:
         first, second = (Meters(memory, worker, 2) for worker in range(2))
@@ -188,7 +190,7 @@ def test_all_processes_count_a_caller_at_the_same_places_which_nobody_can_forese
         os.close(other)
 
 
-def test_what_is_remembered_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_callers_cells_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.access.shared_meters._MOST_KNOWN", 10)
     meters, limits = Meters(), CallerLimits(concurrent_requests=1)
     meters.enter("a", limits)

@@ -52,7 +52,7 @@ def test_a_key_is_known_by_its_id_and_its_digest() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"hrk_", b"x" * 60, b"hrk_" + b"0" * 12 + b"_" + b"A" * 44, b"\xff" * 60]
 )
-def test_what_is_no_key_has_no_id(text: bytes) -> None:
+def test_text_without_the_form_of_a_key_has_no_id(text: bytes) -> None:
     assert id_of(text) is None
 
 
@@ -86,7 +86,7 @@ def test_patterns_are_those_of_a_shell(globs: list[str], name: str, expected: bo
     assert [found.match(name) for _ in range(2)] == [expected, expected]
 
 
-def test_what_is_remembered_of_names_is_bounded() -> None:
+def test_the_cache_of_matched_names_is_bounded() -> None:
     globs = Globs(["a*"])
     for number in range(10_000):
         assert not globs.match(f"name {number}")
@@ -103,7 +103,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "told"), WRONG)
-def test_what_is_wrong_with_a_file_is_named(text: str, told: str) -> None:
+def test_an_invalid_key_file_is_refused_with_its_name_and_the_fault(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_keys(text, "keys.toml")
     assert error.value.message.startswith("keys.toml: ")
@@ -148,7 +148,7 @@ def test_a_key_ends() -> None:
     assert gate.refused["Unauthenticated"] == 1
 
 
-def test_what_a_file_says_anew_ends_streams_and_what_it_still_says_does_not() -> None:
+def test_a_changed_entry_ends_streams_of_its_key_and_an_unchanged_one_does_not() -> None:
     gate = gate_of(entry("one"), entry("two"))
     one, two = (gate.admit([bearer(name)], PREDICT) for name in ("one", "two"))
     gate.keys = as_keys(KeyFile(key=(entry("one"), entry("two", ["predict"]))), gate.keys)
@@ -159,7 +159,7 @@ def test_what_a_file_says_anew_ends_streams_and_what_it_still_says_does_not() ->
     assert gate.again(anybody) == 0.0
 
 
-def test_nothing_is_kept_of_keys_that_are_not_known() -> None:
+def test_unknown_keys_get_no_counters_of_their_own() -> None:
     gate = gate_of(entry("one"))
     for number in range(1000):
         with pytest.raises(Unauthenticated):
@@ -168,7 +168,7 @@ def test_nothing_is_kept_of_keys_that_are_not_known() -> None:
     assert gate.refused == {"Unauthenticated": 1000, "PermissionDenied": 0, "OverLimit": 0}
 
 
-def test_a_route_that_declares_nothing_is_nobodys() -> None:
+def test_a_route_that_declares_no_verbs_admits_nobody() -> None:
     gate = gate_of(entry("one"), opened=ANY)
     with pytest.raises(PermissionDenied, match="a verb that no key has"):
         gate.admit([bearer("one")], UNDECLARED)
@@ -222,7 +222,7 @@ def test_a_file_that_is_as_large_and_as_old_as_before_is_read_when_it_was_change
     assert set(watched.keys) == {"0" * len(key_of("one").id)}
 
 
-def test_what_is_wrong_with_a_new_file_keeps_the_old_one_in_force(tmp_path: Path) -> None:
+def test_an_invalid_new_file_keeps_the_old_keys_in_force(tmp_path: Path) -> None:
     file = written(tmp_path / "keys.toml", entry("one"))
     watched = WatchedKeys(file)
     right = file.read_text("utf-8")
@@ -287,7 +287,7 @@ def test_keys_come_and_go_and_comments_stay() -> None:
     assert without_keys(none, ["nothing"], "f") == none
 
 
-def test_all_that_an_entry_says_is_written() -> None:
+def test_all_settings_of_an_entry_are_written() -> None:
     full = msgspec.structs.replace(
         entry("one", ["predict", "admin"], ["a*", "b[\"']c"], ["*"]),
         expires=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
@@ -300,7 +300,7 @@ def test_all_that_an_entry_says_is_written() -> None:
     assert parse_keys(with_key(NEW_FILE, full, "f"), "f").key == (full,)
 
 
-def test_what_cannot_be_cut_out_is_said() -> None:
+def test_a_key_that_cannot_be_cut_out_is_a_conflict() -> None:
     one = entry("one")
     inline = f'key = [{{name = "one", id = "{one.id}", digest = "{one.digest}", verbs = []}}]\n'
     with pytest.raises(Conflict, match="change it with an editor"):

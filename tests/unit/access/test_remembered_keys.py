@@ -52,7 +52,7 @@ def test_a_header_is_remembered_under_its_name() -> None:
         gate.admit([bearer("one"), bearer("one")], PREDICT)
 
 
-def test_what_is_remembered_is_bounded_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_credentials_is_bounded_and_holds_digests_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headrace.access.gate, "_REMEMBERED", 10)
     gate = gate_of(entry("one"))
     name, value = bearer("one")

@@ -61,7 +61,7 @@ def refused(tokens: Tokens, sent: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["RS256", "ES256", "EdDSA"])
-def test_a_token_says_who_asks_and_what_he_may(tokens: Tokens, name: str) -> None:
+def test_a_token_identifies_its_caller_and_its_permissions(tokens: Tokens, name: str) -> None:
     sent = token(name, headrace_models=["ctr*"], headrace_spaces=["titles"])
     caller = whose(tokens, sent)
     assert (caller.name, named(caller.verbs)) == ("jwt:ann", ("predict",))
@@ -84,7 +84,9 @@ def test_a_token_says_who_asks_and_what_he_may(tokens: Tokens, name: str) -> Non
         ({"exp": timedelta(seconds=-20)}, ("predict",)),  # within the leeway
     ],
 )
-def test_what_a_token_permits(tokens: Tokens, said: dict[str, object], verbs: tuple[str, ...]) -> None:
+def test_a_token_permits_the_verbs_of_its_claims(
+    tokens: Tokens, said: dict[str, object], verbs: tuple[str, ...]
+) -> None:
     assert named(whose(tokens, token(**said)).verbs) == verbs
 
 
@@ -119,7 +121,9 @@ def test_what_a_token_permits(tokens: Tokens, said: dict[str, object], verbs: tu
         ({"headrace_spaces": ["a*"] * (MOST_PATTERNS + 1)}, "headrace_spaces: expected at most 50 patterns"),
     ],
 )
-def test_claims_that_let_nobody_in(tokens: Tokens, said: dict[str, object], told: str) -> None:
+def test_invalid_claims_are_refused_with_the_reason(
+    tokens: Tokens, said: dict[str, object], told: str
+) -> None:
     assert told in refused(tokens, token(**said))
 
 
@@ -129,7 +133,7 @@ def unsigned(header: dict[str, object], signature: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "nOnE", "", "HS256", "ES256", "EdDSA"])
-def test_tokens_without_a_signature_let_nobody_in(tokens: Tokens, algorithm: str) -> None:
+def test_unsigned_tokens_are_refused(tokens: Tokens, algorithm: str) -> None:
     for name in ("RS256", "EdDSA"):
         header: dict[str, object] = {"alg": algorithm, "kid": name}
         refused(tokens, unsigned(header))
@@ -208,7 +212,7 @@ GOOD = json.dumps(claims(exp=DAY)).encode()
         signed(b'{"alg":"EdDSA","kid":"EdDSA","b64":false,"crit":["b64"]}', GOOD),
     ],
 )
-def test_what_is_no_token_is_refused(tokens: Tokens, sent: bytes) -> None:
+def test_malformed_tokens_are_refused(tokens: Tokens, sent: bytes) -> None:
     refused(tokens, sent)
 
 
@@ -218,7 +222,7 @@ def test_a_huge_token_is_not_looked_at(tokens: Tokens) -> None:
     assert whose(tokens, signed(HEADER, GOOD)).name == "jwt:ann"  # and those that these tests sign are good
 
 
-def test_a_token_ends_although_it_is_remembered(tokens: Tokens) -> None:
+def test_a_cached_token_expires(tokens: Tokens) -> None:
     caller = whose(tokens, sent := token())
     assert whose(tokens, sent) is caller
     caller.expires = datetime.now(UTC) - timedelta(seconds=1)
@@ -258,7 +262,7 @@ def test_a_stream_that_waits_ends_when_its_key_does(tokens: Tokens, tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_what_is_remembered_is_bounded(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_tokens_and_counted_names_are_bounded(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REMEMBERED_TOKENS <= 2**16
     monkeypatch.setattr("headrace.access.tokens.REMEMBERED_TOKENS", 3)
     monkeypatch.setattr("headrace.access.tokens.COUNTED_NAMES", 4)
@@ -273,7 +277,7 @@ def test_what_is_remembered_is_bounded(tokens: Tokens, monkeypatch: pytest.Monke
     assert whose(tokens, token(sub="user0")).counted_as == "jwt:user0"
 
 
-def test_who_has_many_tokens_does_not_have_those_of_others_forgotten(
+def test_a_caller_with_many_tokens_does_not_evict_those_of_others(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 16 * REMEMBERED_OF_ONE <= REMEMBERED_TOKENS
@@ -311,7 +315,7 @@ def test_a_file_that_is_wrong_is_refused(tmp_path: Path, keys: list[object], tol
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": 1}', "[" * 100_000, '{"keys": []}'])
-def test_what_is_no_jwks_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_jwks_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "jwks.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"jwks.json"):

@@ -66,7 +66,7 @@ def test_work_that_fails_loses_its_things_and_no_others(caplog: pytest.LogCaptur
     assert "test failed" in caplog.text
 
 
-def test_it_looks_once_in_a_while_by_itself_and_at_once_where_it_is_hurried() -> None:
+def test_the_thread_wakes_up_periodically_and_at_once_on_hurry() -> None:
     looked: list[int] = []
     often = BackgroundQueue[int](
         "test", lambda some: looked.append(len(some)), most=9, at_once=9, every_seconds=0.01

@@ -121,7 +121,9 @@ def test_this_machine_has_at_least_one_and_no_more_than_its_mask() -> None:
 @pytest.mark.parametrize(
     ("total", "instances", "threads"), [(8, 2, 4), (7, 2, 3), (2, 8, 1), (1, 1, 1), (4, 0, 4)]
 )
-def test_threads_are_divided_and_nobody_gets_none(total: int, instances: int, threads: int) -> None:
+def test_threads_are_divided_and_each_instance_gets_at_least_one(
+    total: int, instances: int, threads: int
+) -> None:
     assert cpus.share(total, instances) == threads
 
 

@@ -40,7 +40,7 @@ def test_a_long_field_is_cut_too() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_unicode_text_is_escaped(kind: type[HeadraceError]) -> None:
+def test_lone_surrogates_are_escaped(kind: type[HeadraceError]) -> None:
     error = kind("unknown feature ‘\ud800’ — é")
     assert error.message.endswith("unknown feature ‘\\ud800’ — é")
     assert str(error).encode()
@@ -49,7 +49,7 @@ def test_what_is_no_unicode_text_is_escaped(kind: type[HeadraceError]) -> None:
 
 
 @pytest.mark.parametrize("text", ["\ue000" * 100_000, b"\x00" * 100_000])
-def test_what_is_repeated_is_cut_before_it_is_printed(text: str | bytes) -> None:
+def test_long_text_is_cut_before_it_is_formatted(text: str | bytes) -> None:
     tracemalloc.start()
     try:
         said = shown(text)
@@ -61,7 +61,7 @@ def test_what_is_repeated_is_cut_before_it_is_printed(text: str | bytes) -> None
     assert shown(text[:100]) == repr(text[:100])
 
 
-def test_an_error_without_a_message_says_what_it_is() -> None:
+def test_an_error_without_a_message_has_its_class_name() -> None:
     assert HeadraceError().message == "HeadraceError"
 
 
@@ -71,7 +71,7 @@ def test_of_many_names_a_message_has_the_first_and_how_many_more_there_are() -> 
     assert listed([]) == ""
 
 
-def test_a_name_that_is_not_there_is_told_with_what_it_may_be_meant_to_be() -> None:
+def test_the_error_for_a_missing_name_suggests_a_similar_one() -> None:
     assert instead("itms", ["items", "users"]) == "did you mean 'items'? There are items, users"
     assert instead("other", ["items", "users"]) == "there are items, users"
     assert instead("itms", ["items"]) == "did you mean 'items'?"
@@ -87,7 +87,7 @@ def test_when_to_come_back_is_a_time_whatever_a_model_says(said: float, told: fl
     assert errors.Overloaded("full", retry_after_seconds=said).retry_after_seconds == told
 
 
-def test_what_is_there_instead_can_be_left_out_by_whoever_may_not_know_it() -> None:
+def test_alternatives_can_be_left_out_for_callers_who_may_not_know_them() -> None:
     told = NotFound("no space 'x'", others="did you mean 'y'? There are y, z")
     assert told.message == "no space 'x'; did you mean 'y'? There are y, z"
     assert told.without_others().message == "no space 'x'"

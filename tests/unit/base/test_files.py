@@ -57,7 +57,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     ],
     ids=["directory", "pipe", "device", "loop", "missing"],
 )
-def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path, made: object, said: str) -> None:
+def test_special_files_are_refused_without_blocking(tmp_path: Path, made: object, said: str) -> None:
     assert callable(made)
     made(tmp_path / "a")
     with pytest.raises(OSError, match=said):
@@ -86,7 +86,7 @@ def test_text_must_be_utf8(tmp_path: Path) -> None:
         read_text(tmp_path / "a", 100)
 
 
-def test_what_a_person_names_may_be_a_pipe(tmp_path: Path) -> None:
+def test_a_file_named_by_a_person_may_be_a_pipe(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"ab")
     os.close(writing)
@@ -101,7 +101,7 @@ def test_what_a_person_names_may_be_a_pipe(tmp_path: Path) -> None:
 # ---- Writing ----
 
 
-def test_a_file_replaces_what_had_its_name_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_complete_file_replaces_the_previous_one(tmp_path: Path) -> None:
     file = tmp_path / "a"
     write_file(file, b"old")
     with whole_file(file) as opened:
@@ -142,7 +142,7 @@ def test_a_draft_is_gone_unless_it_was_renamed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_draft_is_abandoned_when_it_is_old_and_nobody_holds_it(tmp_path: Path) -> None:
+def test_an_old_unlocked_draft_is_abandoned(tmp_path: Path) -> None:
     with draft_directory(tmp_path, ".x-") as draft:
         os.utime(draft, (0, 0))
         assert not is_abandoned(draft)
@@ -188,7 +188,7 @@ def test_without_locks_a_draft_in_which_nothing_changed_for_an_hour_is_abandoned
         assert is_abandoned(draft)
 
 
-def test_what_killed_writers_of_a_file_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_drafts_of_killed_writers_are_removed_by_the_next_writer(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import os, signal, sys
@@ -216,7 +216,7 @@ def test_what_killed_writers_of_a_file_left_is_removed_by_the_next_one(tmp_path:
     assert file.read_bytes() == b"whole"
 
 
-def test_a_whole_tree_is_synced_and_a_pipe_in_it_is_said(tmp_path: Path) -> None:
+def test_a_whole_tree_is_synced_and_a_pipe_in_it_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_bytes(b"x")
     files.sync_tree(tmp_path)

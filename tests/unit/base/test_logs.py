@@ -68,7 +68,7 @@ def test_the_same_text_is_logged_a_few_times_a_second_and_then_counted() -> None
 
 
 @pytest.mark.parametrize("differing", [lambda n: {"args": (f"m{n}",)}, lambda n: {"model": f"m{n}"}])
-def test_each_of_many_bad_models_is_told_though_one_of_them_repeats_itself(
+def test_each_of_many_bad_models_is_logged_though_one_repeats_itself(
     differing: Callable[[int], dict[str, object]],
 ) -> None:
     sparing = Sparing(per_second=5)

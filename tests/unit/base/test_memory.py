@@ -58,7 +58,7 @@ def test_the_tightest_limit_counts_and_cached_files_do_not(
     ],
     ids=["no group", "version 2", "no limit", "of the group above", "version 1", "no limit of version 1"],
 )
-def test_the_tightest_limit_is_what_is_allowed(
+def test_the_smallest_limit_applies(
     tmp_path: Path, groups: str, files: dict[str, str], expected: int
 ) -> None:
     write(tmp_path / "proc", {"meminfo": MACHINE, "self/cgroup": groups})
@@ -79,13 +79,13 @@ def test_the_tightest_limit_is_what_is_allowed(
     ],
     ids=["nobody knows", "plenty", "just enough", "a quarter", "an eighth", "the least", "nothing"],
 )
-def test_a_budget_is_a_part_of_what_is_allowed_at_the_most(
+def test_a_budget_is_capped_at_a_fraction_of_the_allowed_memory(
     wanted: int, allowed: int | None, part: int, least: int, expected: int
 ) -> None:
     assert memory.at_most(wanted, allowed, part, least) == expected
 
 
-def test_where_nothing_is_told_nothing_is_known(tmp_path: Path) -> None:
+def test_without_readable_files_the_memory_is_unknown(tmp_path: Path) -> None:
     assert memory.available_bytes(tmp_path, tmp_path) is None
     assert memory.allowed_bytes(tmp_path, tmp_path) is None
 

@@ -32,7 +32,7 @@ async def watched(
 
 
 @pytest.mark.parametrize("work", [nothing, failure])
-def test_what_is_needed_and_ends_is_told(work: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_a_required_task_is_reported(work: object, caplog: pytest.LogCaptureFixture) -> None:
     supervisor = asyncio.run(watched(work(), needed=True))  # type: ignore[operator]
     assert supervisor.failed.result() == "the work"
     why = ": no descriptor is left" if work is failure else ""
@@ -46,12 +46,12 @@ def test_at_the_end_everything_may_end(work: object, caplog: pytest.LogCaptureFi
     assert caplog.messages == []
 
 
-def test_what_may_end_and_fails_is_logged_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_failure_of_an_optional_task_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     supervisor = asyncio.run(watched(failure(), needed=False))
     assert not supervisor.failed.done()
     assert caplog.messages == ["the work failed; the server goes on"]
 
 
-def test_what_may_end_and_ends_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_an_optional_task_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(watched(nothing(), needed=False))
     assert caplog.messages == []

@@ -51,7 +51,7 @@ def test_a_tensor_is_described_by_name_and_shape(datatype: Datatype) -> None:
     assert describe(np.zeros((2, 3), datatype.dtype)) == f"{datatype.oip} [2, 3]"
 
 
-def test_what_cannot_travel_is_described_all_the_same() -> None:
+def test_unsupported_dtypes_can_be_described() -> None:
     assert describe(np.zeros((1,), np.complex64)) == "complex64 [1]"
 
 

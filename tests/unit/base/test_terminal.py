@@ -52,7 +52,7 @@ def test_a_line_is_renewed_a_few_times_a_second_and_wiped_away() -> None:
     assert out.getvalue() == "\r12345\r123  \r   \r"
 
 
-def test_nothing_is_drawn_where_nobody_looks() -> None:
+def test_nothing_is_drawn_outside_a_terminal() -> None:
     out = io.StringIO()
     line = Line(out)
     assert not line.due

@@ -46,7 +46,7 @@ def test_a_traceparent_is_read(value: bytes, flags: int) -> None:
         b"\xff" * 55,
     ],
 )
-def test_what_is_none_begins_no_trace_of_somebody_else(value: bytes) -> None:
+def test_an_invalid_traceparent_is_ignored(value: bytes) -> None:
     assert parse_parent(value) is None
 
 
@@ -70,7 +70,7 @@ def test_two_are_none() -> None:
         ([b",".join(b"k%d=1" % index for index in range(33))], ""),
     ],
 )
-def test_tracestate_is_carried_as_it_is_or_not_at_all(values: list[bytes], expected: str) -> None:
+def test_tracestate_is_carried_unchanged_or_not_at_all(values: list[bytes], expected: str) -> None:
     assert state_in([(b"tracestate", value) for value in values]) == expected
 
 

@@ -33,7 +33,7 @@ def test_one_number_stands_for_all_channels() -> None:
         ("size = [9, 9]\nfit = 'pad'", "fit: expected one of 'crop', 'stretch'"),
     ],
 )
-def test_wrong_recipes_are_told(text: str, said: str) -> None:
+def test_invalid_recipes_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         convert(parse(text, "encoder.toml"), Recipe, "encoder.toml")
 
@@ -77,6 +77,6 @@ def test_a_model_takes_images_as_its_settings_say() -> None:
         ),
     ],
 )
-def test_wrong_settings_of_images_are_told(text: str, said: str) -> None:
+def test_invalid_image_settings_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_model_config(text)

@@ -23,7 +23,7 @@ from headrace.config import parse_model_config
         ("labels = ['a']\ntop = 1\n[batching]\nenabled = false", "batching.enabled: expected true with"),
     ],
 )
-def test_wrong_settings_are_told(text: str, said: str) -> None:
+def test_invalid_settings_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_model_config(f"[signature]\n{text}")
 

@@ -91,9 +91,9 @@ def test_an_area_is_bounded_and_what_lies_outside_is_refused(area: Area) -> None
         write(area, 0, Kind.PREDICT, "", {"x": np.zeros(2**18)})
     note, head = write(area, 0, Kind.PREDICT, "", {"x": np.zeros(8)})
     head.pieces[0].offset = 2**40
-    with pytest.raises(ValueError, match="not in its area"):
+    with pytest.raises(ValueError, match="expected an array within its area"):
         copy_tensors(area.view, head, note)
-    with pytest.raises(ValueError, match="not in its area"):
+    with pytest.raises(ValueError, match="expected a head within its area"):
         read_head(area, note._replace(offset=2**40))
     with pytest.raises(ModelError, match="no protocol can carry"):
         write(area, 0, Kind.ANSWER, "", {"x": np.zeros(2, np.complex64)})
@@ -105,7 +105,7 @@ def test_arrays_within_one_another_are_refused(area: Area) -> None:
     head.pieces[1].offset = head.pieces[0].offset
     said = msgspec.msgpack.encode(head)
     area.view[: len(said)] = said
-    with pytest.raises(ValueError, match="within another one"):
+    with pytest.raises(ValueError, match="expected arrays that do not overlap"):
         read_head(area, note._replace(size=len(said)))
 
 
@@ -116,7 +116,7 @@ def test_a_dtype_that_there_is_not_is_refused(area: Area, dtype: str) -> None:
     head.pieces[0].dtype = dtype
     said = msgspec.msgpack.encode(head)
     area.view[: len(said)] = said
-    with pytest.raises(ValueError, match="no dtype that can be passed on"):
+    with pytest.raises(ValueError, match="expected a supported dtype"):
         read_head(area, note._replace(size=len(said)))
 
 
@@ -124,13 +124,13 @@ def test_a_layout_of_objects_is_refused(area: Area) -> None:
     """An array of objects in shared memory would be pointers that the other side has chosen."""
     note, head = write(area, 0, Kind.ANSWER, "", {"x": texts(b"a")}, layout=0)
     there = Layouts()
-    with pytest.raises(ValueError, match="something else than numbers"):
+    with pytest.raises(ValueError, match="expected a layout of numbers only"):
         there.hear(area, head, note)
     assert there.told == {}
 
 
 def test_an_area_that_the_other_side_says_is_larger_than_allowed_is_not_mapped(area: Area) -> None:
-    with pytest.raises(ValueError, match="where 1048576 are allowed"):
+    with pytest.raises(ValueError, match="at most 1048576 bytes"):
         area.see(2**62)
 
 
@@ -180,7 +180,7 @@ def test_errors_come_through_as_they_are(error: HeadraceError) -> None:
         assert getattr(came, name, None) == getattr(error, name, None)
 
 
-def test_what_the_system_was_short_of_comes_through() -> None:
+def test_the_errno_of_a_cause_is_passed_on() -> None:
     error = LoadError("no room")
     error.__cause__ = OSError(errno.ENOSPC, "full")
     cause = error_of(failure_of(error)).__cause__
@@ -188,7 +188,7 @@ def test_what_the_system_was_short_of_comes_through() -> None:
     assert cause.errno == errno.ENOSPC
 
 
-def test_what_is_no_error_of_ours_says_its_kind_only() -> None:
+def test_an_unexpected_error_passes_on_its_class_only() -> None:
     came = error_of(failure_of(ZeroDivisionError("secret")))
     assert came.message == "the model failed with ZeroDivisionError; the server's log says more"
     assert came.told == "the model failed; the server's log says more"

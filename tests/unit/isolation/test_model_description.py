@@ -44,7 +44,7 @@ class OfAnEndpoint(Doubling):
 
 
 @pytest.mark.parametrize("model", [Doubling(), OfAnEndpoint()])
-def test_a_description_says_what_the_model_says(model: Doubling) -> None:
+def test_a_description_survives_encoding_and_decoding(model: Doubling) -> None:
     found, signatures = described(*describe(model))
     assert (found.platform, found.has_files) == ("test", has_files(model))
     assert found.takes_packed == getattr(model, "takes_packed", False)

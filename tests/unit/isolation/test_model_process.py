@@ -19,7 +19,7 @@ from headrace.isolation.servable import IsolatedServable
 from headrace.runtimes.registry import RuntimeOptions
 
 
-def test_a_process_of_another_release_reads_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_release_ends_before_it_reads_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an update of what is installed, under a server that runs."""
     monkeypatch.setattr(processes, "RELEASE", "0.0.9/1")
     ended = threading.Event()

@@ -65,7 +65,7 @@ def all_go(pool: ProcessPool[Member], members: list[Member]) -> Member | None:
 
 
 @pytest.mark.parametrize("happens", [returns, comes_back, all_go])
-def test_who_finds_all_busy_waits_until_one_is_idle_or_none_is_left(
+def test_a_call_waits_while_all_members_are_busy_until_one_is_idle_or_none_is_ready(
     happens: Callable[[ProcessPool[Member], list[Member]], Member | None],
 ) -> None:
     members = [Member(), Member(), Member(is_ready=False)]
@@ -77,7 +77,7 @@ def test_who_finds_all_busy_waits_until_one_is_idle_or_none_is_left(
         assert waiting.result(SECONDS) is expected
 
 
-def test_nobody_computes_two_calls_at_once() -> None:
+def test_each_member_computes_one_call_at_a_time() -> None:
     members = [Member(), Member(), Member()]
     pool, held, most = ProcessPool(members), set[Member](), list[int]()
     lock = threading.Lock()

@@ -38,7 +38,7 @@ class ProcessDouble(ModelProcess):
         return ModelDescription("python", False, True, {}, ()), {}
 
     def grow(self) -> None:
-        """Exceed the limit, and have the keeper look once."""
+        """Exceed the limit, and have the watcher thread check once."""
         self.memory_bytes = LIMIT_BYTES + 1
         self.look()
 

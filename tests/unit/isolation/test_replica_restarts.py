@@ -29,7 +29,7 @@ from tests.virtual_clock import VirtualClock
         ([100.0 - WINDOW_SECONDS + 1, 100.0], 1.0),
     ],
 )
-def test_pauses_double_and_then_it_is_left_alone(ends: list[float], pause: float) -> None:
+def test_pauses_double_up_to_the_longest(ends: list[float], pause: float) -> None:
     assert pause_before(ends, 100.0, 60.0) == pause
 
 
@@ -55,7 +55,7 @@ def test_a_leak_is_replaced_without_a_pause_and_what_is_soon_too_large_with_one(
     assert restarts.counts == {"memory": 16}
 
 
-def test_only_ends_within_the_window_are_told_as_lately() -> None:
+def test_only_ends_within_the_window_count_as_recent() -> None:
     clock = VirtualClock()
     restarts = Restarts(60.0, clock.now)
     for _ in range(2):

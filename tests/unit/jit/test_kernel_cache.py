@@ -74,7 +74,7 @@ def test_of_two_processes_that_keep_a_kernel_at_once_none_takes_the_others_machi
         assert sum(again.stats.cache_hits.values()) == 1
 
 
-def test_machine_code_of_a_release_with_other_modules_is_compiled_anew(tmp_path: Path) -> None:
+def test_kernels_of_a_release_with_other_modules_are_recompiled(tmp_path: Path) -> None:
     file = tmp_path / "kept_kernel.py"
     file.write_text(SOURCE)
     assert imported(file).twice(4) == 8
@@ -91,7 +91,7 @@ def test_machine_code_of_a_release_with_other_modules_is_compiled_anew(tmp_path:
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", ["empty", "half", "garbage", "another module"])
-def test_a_damaged_file_is_reported_and_written_anew(
+def test_a_damaged_file_is_reported_and_rewritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, damage: str
 ) -> None:
     """Numba renames files into place without fsync: a loss of power may leave any part of them."""

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.lifecycle.watch import Watch, put
 
 
-def test_a_change_that_loaded_versions_do_not_follow_is_said_with_the_way_out(
+def test_a_change_that_loaded_versions_ignore_is_logged_with_advice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path / "ctr" / "1")

@@ -114,7 +114,7 @@ def test_a_newer_version_serves_while_the_load_of_an_older_one_hangs(stage: Stag
     assert stage.states() == {2: State.READY}
 
 
-def test_how_many_loads_of_a_model_hang_is_bounded_and_told(
+def test_the_number_of_hanging_loads_of_a_model_is_bounded_and_reported(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     hung = [hung_version(stage, number) for number in range(1, MOST_HANGING + 1)]
@@ -158,7 +158,7 @@ def test_the_end_does_not_wait_for_loads(stage: Stage) -> None:
     assert (stage.loader.open, stage.manager.hanging) == (set(), 0)
 
 
-def test_what_comes_back_after_the_event_loop_has_ended_is_closed(
+def test_a_version_that_loads_after_the_event_loop_has_ended_is_closed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.want(m=wanted(1, toml=TOML))

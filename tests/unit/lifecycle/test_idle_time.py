@@ -68,7 +68,7 @@ def test_a_little_idle_time_is_enough_to_try(
     assert idle.is_enough() is expected
 
 
-def test_what_our_own_calls_used_was_idle_time(idle_for: Callable[[float], None]) -> None:
+def test_time_used_by_idle_calls_counts_as_idle(idle_for: Callable[[float], None]) -> None:
     idle = IdleTime()
     idle.look()
     idle.use(0.5)

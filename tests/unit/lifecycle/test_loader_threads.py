@@ -53,7 +53,7 @@ def test_its_threads_give_way_but_keep_a_share_and_the_others_keep_their_priorit
 
 
 @linux
-def test_its_threads_are_like_all_others_while_there_is_nobody_to_give_way_to() -> None:
+def test_threads_keep_their_priority_while_there_are_no_requests() -> None:
     assert result_of(threads(gives_way=False), priority) == priority()
 
 

@@ -39,7 +39,9 @@ def test_a_first_look_that_finds_no_thread_is_made_again_even_without_a_poll(roo
     assert watch.clock.timers == 0
 
 
-def test_what_could_not_be_taken_in_is_told_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_result_that_could_not_be_applied_is_reported_again(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     watch, told = Watch(root), list[Mapping[str, Wanted]]()
 
     def want(models: Mapping[str, Wanted], _: Mapping[str, str]) -> None:
@@ -176,7 +178,7 @@ def test_a_look_that_takes_long_everywhere_is_as_good_as_any(
     assert "does not answer" not in caplog.text
 
 
-def test_what_a_late_look_found_is_told_when_nothing_newer_was(
+def test_the_result_of_a_late_scan_is_used_if_no_newer_one_was(
     watch: Watch, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(root / "rank" / "7", root / "rank", 8)

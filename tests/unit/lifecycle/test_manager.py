@@ -217,7 +217,7 @@ def test_a_failed_version_that_is_not_wanted_any_more_is_forgotten_with_its_retr
 
 
 @pytest.mark.parametrize("error", [ValueError("bad weights"), MemoryError(), SystemExit(3)])
-def test_whatever_a_model_raises_is_its_error_only(stage: Stage, error: BaseException) -> None:
+def test_an_exception_of_a_model_fails_only_that_model(stage: Stage, error: BaseException) -> None:
     stage.loader.fail("load", "bad", 1, times=9, error=error)
     stage.want(bad=wanted(1), good=wanted(1))
     stage.run()
@@ -361,7 +361,7 @@ def test_ready_stays_true_whatever_loads_or_fails_later(stage: Stage) -> None:
     assert stage.manager.ready()
 
 
-def test_a_model_whose_settings_are_wrong_says_so_and_holds_nothing_up(stage: Stage) -> None:
+def test_a_model_with_invalid_settings_is_reported_and_does_not_delay_readiness(stage: Stage) -> None:
     stage.want(m=wanted(problem="headrace.toml: not TOML"), n=wanted(1))
     stage.run()
     assert stage.manager.ready()
@@ -411,7 +411,7 @@ def test_asking_for_an_unknown_model_is_not_found(stage: Stage) -> None:
             ask("m")
 
 
-def test_who_asks_for_an_unknown_model_is_told_the_first_few_that_there_are(stage: Stage) -> None:
+def test_the_error_for_an_unknown_model_lists_the_first_known_ones(stage: Stage) -> None:
     stage.want(**{f"m{number:02}": wanted(1) for number in range(10, 0, -1)})
     told = r"; there are m01, m02, m03, m04, m05, m06, m07, m08 and 2 more$"
     with pytest.raises(NotFound, match=r"^Servable not found for request: Specific\(m, 1\)" + told):
@@ -420,7 +420,7 @@ def test_who_asks_for_an_unknown_model_is_told_the_first_few_that_there_are(stag
         stage.manager.status("m")
 
 
-def test_who_asks_for_what_cannot_be_used_is_told_why(stage: Stage) -> None:
+def test_the_error_for_an_unusable_model_gives_the_reason(stage: Stage) -> None:
     stage.manager.want({"good": wanted(1)}, {"flat": "no version in it"})
     told = r"^Servable not found for request: {}; 'flat' is not served: no version in it$"
     with pytest.raises(NotFound, match=told.format(r"Latest\(flat\)")):
@@ -441,7 +441,7 @@ def test_a_model_without_versions_says_why_for_whatever_is_asked(stage: Stage, v
         stage.manager.get("m", version)
 
 
-def test_a_failed_model_that_is_unloaded_says_so(stage: Stage) -> None:
+def test_the_error_for_an_unloaded_model_says_so_after_a_failure(stage: Stage) -> None:
     stage.loader.fail("load", "m", 1, times=2)
     stage.want(m=wanted(1, toml=TWO_TRIES))
     stage.run()
@@ -487,7 +487,7 @@ def test_fifty_reloads_leave_nothing_behind(stage: Stage) -> None:
     assert stage.clock.timers == 0
 
 
-def test_default_version_is_told(stage: Stage) -> None:
+def test_default_version_is_the_highest_ready_one(stage: Stage) -> None:
     stage.want(m=wanted(1, 2))
     assert stage.manager.default_version("m") is None
     stage.run()

@@ -39,7 +39,7 @@ def reading(*contents: str) -> Callable[[], str]:
     return lambda: left.pop(0)
 
 
-def test_what_looks_the_same_is_read_until_it_has_settled_and_then_no_more() -> None:
+def test_content_is_cached_once_its_metadata_has_settled() -> None:
     clock = Hand()
     recall, read = Recall(clock, lambda: 0.5), reading("a", "b", "c", "d")
     assert recall.read("m", "p", 1, read) == "a"
@@ -53,7 +53,7 @@ def test_what_looks_the_same_is_read_until_it_has_settled_and_then_no_more() -> 
     assert recall.read("m", "p", 1, read) == "d", "what is said of it may be old"
 
 
-def test_what_looks_otherwise_is_read_again_and_has_to_settle_again() -> None:
+def test_content_with_new_metadata_is_read_until_it_has_settled() -> None:
     clock = Hand()
     recall, read = Recall(clock), reading("a", "b", "c", "d")
     assert recall.read("m", "p", 1, read) == "a"
@@ -63,7 +63,7 @@ def test_what_looks_otherwise_is_read_again_and_has_to_settle_again() -> None:
     assert recall.read("m", "p", 2, read) == "d"
 
 
-def test_neither_errors_nor_what_is_not_to_be_kept_are_remembered() -> None:
+def test_errors_and_excluded_content_are_not_cached() -> None:
     clock = Hand()
     recall = Recall(clock)
 
@@ -106,7 +106,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_look_at_what_has_not_changed_opens_no_file(root: Path, opened: list[str]) -> None:
+def test_a_scan_of_unchanged_files_opens_none(root: Path, opened: list[str]) -> None:
     clock = Hand()
     recall = Recall(clock)
 
@@ -123,7 +123,7 @@ def test_a_look_at_what_has_not_changed_opens_no_file(root: Path, opened: list[s
     assert opened == []
 
 
-def test_each_change_is_seen_at_the_next_look(root: Path) -> None:
+def test_each_change_is_seen_at_the_next_scan(root: Path) -> None:
     clock = Hand()
     recall, ctr = Recall(clock), root / "ctr"
 

@@ -24,7 +24,7 @@ def test_a_link_keeps_its_own_name_while_it_leads_elsewhere(root: Path) -> None:
     assert watch.now == {"shop": [2]}
 
 
-def test_names_like_versions_that_are_none_are_told_with_the_way_out(
+def test_names_that_only_look_like_versions_are_reported_with_advice(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("dotted/0.1", "v/v1", f"huge/{2**64}", "ctr/2.0", "ctr/assets", "rank/.9"):

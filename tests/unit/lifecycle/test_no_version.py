@@ -27,11 +27,11 @@ def test_a_path_becomes_the_versions_name_and_nothing_else_does(text: str, path:
     assert told_of(LoadError(text), Path(path), "ctr/3") == told
 
 
-def test_what_nobody_expected_is_told_in_the_log_only() -> None:
+def test_unexpected_errors_are_not_shown_to_clients() -> None:
     error = RuntimeError("/srv/models/secret")
     assert told_of(error, Path("m/1"), "m/1") == "an unexpected error; the server's log says more"
 
 
-def test_callers_are_told_what_the_error_has_for_them() -> None:
+def test_clients_get_the_errors_text_for_callers() -> None:
     error = LoadError("model.py fails: KeyError: 'secret'", told="model.py fails")
     assert told_of(error, Path("m/1"), "m/1") == "model.py fails"

@@ -225,7 +225,7 @@ def caused(by: BaseException) -> LoadError:
         (RuntimeError("the model's own"), False),
     ],
 )
-def test_what_the_system_is_short_of_is_waited_for_without_end(cause: Exception, goes_on: bool) -> None:
+def test_shortages_of_the_system_are_retried_without_limit(cause: Exception, goes_on: bool) -> None:
     policy = VersionPolicy(load_attempts=3, load_retry_seconds=20.0)
     for error in (cause, caused(cause)):
         pauses = [pause_before_retry(error, attempts, policy) for attempts in (1, 2, 3, 1000)]

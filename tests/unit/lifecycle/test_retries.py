@@ -46,7 +46,7 @@ def test_after_a_shortage_of_any_length_a_version_arrives(
     assert (stage.ready(), stage.clock.timers) == ({1}, 0)
 
 
-def test_what_no_retry_can_mend_is_tried_again_only_when_files_or_settings_change(
+def test_a_permanent_failure_is_retried_only_when_files_or_settings_change(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage.loader.fail("load", "m", 1, times=9, error=NotLoadable("it holds types that are not trusted"))

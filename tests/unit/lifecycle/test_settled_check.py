@@ -7,7 +7,7 @@ from collections import Counter
 from headrace.lifecycle.model_records import Unsettled
 
 
-def test_it_is_over_when_all_have_come_to_something_just_now() -> None:
+def test_start_up_is_complete_when_all_models_have_settled() -> None:
     settled: dict[str, bool] = {}
     unsettled = Unsettled(lambda: settled, lambda name: settled.get(name, True))
     assert unsettled.is_none()
@@ -21,7 +21,7 @@ def test_it_is_over_when_all_have_come_to_something_just_now() -> None:
     assert unsettled.is_none()
 
 
-def test_looks_grow_with_the_number_of_models_whatever_the_order_they_load_in() -> None:
+def test_checks_grow_linearly_with_the_models_in_any_load_order() -> None:
     models = 500
     for step in (1, -1, 7):
         asked: Counter[str] = Counter()

@@ -17,12 +17,12 @@ from tests.unit.lifecycle.watch import Watch, put
 # ---- What is there ----
 
 
-def test_what_is_there_at_the_start_is_wanted_at_once(watch: Watch, root: Path) -> None:
+def test_versions_on_disk_at_the_start_are_wanted_at_once(watch: Watch, root: Path) -> None:
     assert watch.now == {"ctr": [2], "rank": [7]}
     assert watch.said[0]["ctr"].versions == {2: root / "ctr" / "2"}
 
 
-def test_it_speaks_only_when_something_has_changed(watch: Watch) -> None:
+def test_the_wanted_state_is_reported_only_when_it_changes(watch: Watch) -> None:
     watch.look(5)
     assert len(watch.said) == 1
 
@@ -43,7 +43,7 @@ def test_a_stray_number_beside_models_turns_nothing_round(
     assert "9: no version in it: expected directories named 1, 2" in caplog.text
 
 
-def test_names_that_no_request_could_say_are_skipped_and_said_once(
+def test_invalid_model_names_are_skipped_and_logged_once(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(root / "my model" / "1")
@@ -54,7 +54,7 @@ def test_names_that_no_request_could_say_are_skipped_and_said_once(
     assert caplog.text.count("my model: not a model's name") == 1
 
 
-def test_what_cannot_be_used_is_told_with_the_way_out_until_it_is_mended(tmp_path: Path, root: Path) -> None:
+def test_unusable_names_are_reported_with_advice_until_they_are_fixed(tmp_path: Path, root: Path) -> None:
     put(root / "my model" / "1")
     put(root / "flat")
     (root / "empty").mkdir()
@@ -83,7 +83,7 @@ def test_what_cannot_be_used_is_told_with_the_way_out_until_it_is_mended(tmp_pat
     assert list(watch.unusable) == ["empty"]
 
 
-def test_what_cannot_be_used_stays_told_while_the_served_directory_is_lost(root: Path) -> None:
+def test_unusable_names_stay_reported_while_the_served_directory_is_lost(root: Path) -> None:
     (root / "empty").mkdir()
     watch = Watch(root)
     watch.start()
@@ -130,14 +130,14 @@ def test_links_are_followed_and_one_that_leads_elsewhere_is_a_change(tmp_path: P
     assert watch.said[-1]["ctr"].fingerprints != told
 
 
-def test_with_no_poll_it_looks_once(root: Path) -> None:
+def test_without_polling_it_scans_once(root: Path) -> None:
     watch = Watch(root, ServerConfig(poll_seconds=0.0))
     watch.start()
     assert watch.now == {"ctr": [2], "rank": [7]}
     assert watch.clock.timers == 0
 
 
-def test_after_stop_it_looks_no_more(watch: Watch, root: Path) -> None:
+def test_after_stop_it_scans_no_more(watch: Watch, root: Path) -> None:
     put(root / "ctr" / "3")
     watch.source.stop()
     watch.look(3)
@@ -185,7 +185,7 @@ def test_replacing_the_only_version_never_unloads_it(watch: Watch, root: Path) -
     assert watch.problem("rank") == ""
 
 
-def test_a_change_in_a_wanted_version_is_told_once_it_has_settled(watch: Watch, root: Path) -> None:
+def test_a_change_in_a_wanted_version_is_reported_once_it_has_settled(watch: Watch, root: Path) -> None:
     told = watch.said[-1]["ctr"].fingerprints[2]
     put(root / "ctr" / "2", "other")
     watch.look()
@@ -320,7 +320,7 @@ def test_settings_that_are_broken_from_the_start_serve_nothing_of_that_model(roo
     assert watch.now["ctr"] == [2]
 
 
-def test_a_model_that_names_itself_as_its_default_is_told_when_its_settings_are_read(
+def test_a_model_that_names_itself_as_its_default_is_reported_when_its_settings_are_read(
     watch: Watch, root: Path
 ) -> None:
     (root / "ctr" / "headrace.toml").write_text('[versions]\ncount = 2\n[default]\nmodel = "ctr"')
@@ -330,7 +330,7 @@ def test_a_model_that_names_itself_as_its_default_is_told_when_its_settings_are_
     assert watch.problem("ctr") == said
 
 
-def test_a_default_model_that_is_not_there_is_told_until_it_is(
+def test_a_missing_default_model_is_reported_until_it_exists(
     watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / "ctr" / "headrace.toml").write_text('[default]\nmodel = "small"')
@@ -389,7 +389,9 @@ def test_at_the_start_a_pin_to_a_missing_version_still_hides_what_is_above_it(ro
 
 
 @pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
-def test_what_was_decided_last_stays_while_it_cannot_be_read(watch: Watch, root: Path, name: str) -> None:
+def test_the_last_valid_control_record_stays_in_force_while_it_is_unreadable(
+    watch: Watch, root: Path, name: str
+) -> None:
     (root / "ctr" / name).write_text("previous")
     put(root / "ctr" / "3")
     watch.look(2)
@@ -408,7 +410,7 @@ def test_what_was_decided_last_stays_while_it_cannot_be_read(watch: Watch, root:
 
 
 @pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
-def test_at_the_start_nothing_is_served_while_it_is_unknown_what_was_decided(root: Path, name: str) -> None:
+def test_at_the_start_a_model_with_an_unreadable_control_record_is_not_served(root: Path, name: str) -> None:
     (root / "ctr" / name).write_text("previous")
     watch = Watch(root)
     watch.start()
@@ -468,7 +470,7 @@ def test_the_servers_settings_win_over_the_models_own(root: Path, tmp_path: Path
     assert (batching.instances, batching.max_batch_rows) == (1, 8)
 
 
-def test_what_is_solved_is_said(watch: Watch, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resolved_problem_is_logged(watch: Watch, root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "ctr" / "headrace.pin").write_text("5\n")
     watch.look()
     unpin(root / "ctr")

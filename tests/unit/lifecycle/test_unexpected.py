@@ -19,7 +19,7 @@ def watch(tmp_path: Path) -> Watch:
 
 
 @pytest.mark.parametrize("step", ["_list_model", "deduce_model"])
-def test_what_nobody_expected_of_a_model_is_told_whole_in_the_log_only(
+def test_an_unexpected_error_of_a_model_is_in_full_in_the_log_only(
     watch: Watch, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:

@@ -208,7 +208,7 @@ def test_the_log_does_not_refer_to_itself_for_an_isolated_model(caplog: pytest.L
 
 
 @pytest.mark.parametrize("has_files", [True, False])
-def test_rows_that_do_not_differ_are_told_with_a_place_for_others(
+def test_equal_generated_rows_are_logged_with_advice_to_record_requests(
     has_files: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Alike(Doubling):
@@ -261,7 +261,7 @@ def test_only_made_up_batches_of_models_without_the_gil_are_left_to_idle_time(
     assert set(gently) == ({1, 8} if is_native else set())
 
 
-def test_each_allowed_size_is_made_up_also_where_the_model_is_slow() -> None:
+def test_each_allowed_size_is_generated_even_for_a_slow_model() -> None:
     model, cost = Doubling(), BatchCost()
     for rows in (1, 64):
         cost.observe(rows, 10.0)
@@ -270,7 +270,7 @@ def test_each_allowed_size_is_made_up_also_where_the_model_is_slow() -> None:
     assert model.batches == [1, 2, 4, 16, 64]  # once each: what they cost is not measured
 
 
-def test_what_was_answered_is_told_once_for_each_shape(tmp_path: Path) -> None:
+def test_answered_batches_are_returned_once_for_each_shape(tmp_path: Path) -> None:
     record(tmp_path, {"inputs": {"x": [[1, 2]] * 5}}, {"inputs": {"x": [[3, 4]] * 5}})
     answered = warm_up(
         Doubling(), ModelConfig(batching=BatchingPolicy(max_batch_rows=8)), tmp_path, BatchCost()
@@ -351,7 +351,7 @@ def test_without_a_warm_up_no_thread_is_started() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unwarmed")]
 
 
-def test_threads_that_nobody_asked_for_are_started_for_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_threads_are_started_for_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the settings say how many instances there are, all are warmed up, however long that takes."""
     now = 0.0
 

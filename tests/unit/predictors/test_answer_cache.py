@@ -117,7 +117,7 @@ TEXTS = Signature(
         ([["a", "b"], ["c", "d"]], [["a", "b"], ["c", "e"]]),
     ],
 )
-def test_texts_are_told_apart_by_where_they_end(one: list[list[str]], other: list[list[str]]) -> None:
+def test_texts_with_other_boundaries_have_other_keys(one: list[list[str]], other: list[list[str]]) -> None:
     def key(texts: list[list[str]]) -> object:
         checked = TEXTS.check({"t": texts, "n": [7] * len(texts)})
         return key_of(Request(*checked, lambda _: None), 1000)

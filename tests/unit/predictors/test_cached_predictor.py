@@ -65,7 +65,7 @@ def values(settlements: list[Settlement]) -> list[float]:
     return found
 
 
-def test_an_equal_request_is_answered_without_the_model_and_says_so() -> None:
+def test_an_equal_request_is_answered_from_the_cache_with_that_origin() -> None:
     asking = Asking()
     _, first = asking.ask()
     (computed,) = asking.around.requests
@@ -85,7 +85,7 @@ def test_an_equal_request_is_answered_without_the_model_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("value", "rows"), [(1.5, 2), (1.0, 3), (-1.0, 2)])
-def test_what_differs_is_computed(value: float, rows: int) -> None:
+def test_different_requests_are_computed(value: float, rows: int) -> None:
     asking = Asking()
     asking.ask()
     asking.ask(value, rows)
@@ -100,7 +100,7 @@ def test_zero_and_negative_zero_are_not_the_same_question() -> None:
     assert len(asking.around.requests) == 2
 
 
-def test_an_answer_keeps_no_batch_and_nobody_can_change_it() -> None:
+def test_a_cached_answer_is_a_read_only_copy() -> None:
     asking = Asking()
     _, first = asking.ask()
     (computed,) = asking.around.requests
@@ -116,7 +116,7 @@ def test_an_answer_keeps_no_batch_and_nobody_can_change_it() -> None:
     assert answer.outputs.tensors["y"].nbytes == 8
 
 
-def test_what_a_caller_does_to_its_arrays_meanwhile_is_nobody_elses_answer() -> None:
+def test_a_caller_that_changes_its_arrays_changes_no_answer() -> None:
     asking = Asking()
     own = np.ones((2, 2), FLOAT)
     asking.cache.submit(Request(*ONE.check({"x": own}), lambda _: None))
@@ -199,7 +199,7 @@ def test_more_rows_than_may_wait_go_their_own_way() -> None:
     assert len(asking.around.requests) == 3  # there is room again
 
 
-def test_an_error_goes_to_all_who_waited_and_is_not_kept() -> None:
+def test_an_error_goes_to_all_waiting_requests_and_is_not_cached() -> None:
     asking = Asking()
     asked = [asking.ask() for _ in range(3)]
     (computed,) = asking.around.requests
@@ -216,7 +216,7 @@ def test_a_refusal_is_not_kept_either() -> None:
     assert len(asking.around.requests) == 2
 
 
-def test_who_waited_for_what_was_refused_counts_as_refused_and_not_as_failed() -> None:
+def test_requests_that_wait_for_a_refused_one_count_as_refused() -> None:
     asking = Asking()
     asked = [asking.ask()[1] for _ in range(4)]
     (computed,) = asking.around.requests
@@ -226,7 +226,7 @@ def test_who_waited_for_what_was_refused_counts_as_refused_and_not_as_failed() -
     assert asking.statistics.failure_seconds == 0.0
 
 
-def test_who_leaves_disturbs_nobody_and_the_first_may_leave_first() -> None:
+def test_a_caller_that_leaves_does_not_affect_the_others() -> None:
     asking = Asking()
     (first, none), (_, answered), (third, neither) = asking.ask(), asking.ask(), asking.ask()
     first.abandon()
@@ -239,7 +239,7 @@ def test_who_leaves_disturbs_nobody_and_the_first_may_leave_first() -> None:
     assert asking.statistics.cancelled == 2
 
 
-def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
+def test_a_shared_request_without_waiting_callers_is_not_computed() -> None:
     asking = Asking()
     asked = [asking.ask(), asking.ask()]
     for request, _ in asked:
@@ -252,7 +252,7 @@ def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
     assert len(asking.around.requests) == 2
 
 
-def test_each_is_held_to_its_own_deadline_and_the_last_to_wait_says_how_long_is_computed() -> None:
+def test_each_request_has_its_own_deadline_and_the_latest_is_that_of_the_shared_one() -> None:
     asking = Asking()
     _, early = asking.ask(deadline=1001.0)
     (computed,) = asking.around.requests
@@ -271,7 +271,7 @@ def test_each_is_held_to_its_own_deadline_and_the_last_to_wait_says_how_long_is_
     assert asking.clock.timers == 0
 
 
-def test_the_first_ones_deadline_is_not_that_of_who_waits_without_one() -> None:
+def test_a_waiting_request_without_a_deadline_outlives_that_of_the_first() -> None:
     asking = Asking()
     _, first = asking.ask(deadline=1001.0)
     _, second = asking.ask()
@@ -283,7 +283,7 @@ def test_the_first_ones_deadline_is_not_that_of_who_waits_without_one() -> None:
     assert values(second) == [2.0, 2.0]
 
 
-def test_who_still_has_time_when_the_models_time_is_up_is_asked_for_again() -> None:
+def test_requests_with_time_left_are_resubmitted_when_the_shared_one_expires() -> None:
     """Parts of a large request are held to the deadline that it had when it was cut."""
     asking = Asking()
     asking.ask(deadline=1001.0)
@@ -300,7 +300,7 @@ def test_who_still_has_time_when_the_models_time_is_up_is_asked_for_again() -> N
     assert asking.clock.timers == 0
 
 
-def test_a_version_that_ends_tells_all_who_wait() -> None:
+def test_all_waiting_requests_get_the_error_of_a_version_that_ends() -> None:
     asking = Asking()
     waiting = [asking.ask()[1] for _ in range(2000)]
     (computed,) = asking.around.requests
@@ -342,7 +342,7 @@ def test_an_answer_is_repeated_for_as_long_as_is_set() -> None:
     assert asking.cache.held_bytes == 0
 
 
-def test_one_who_asks_without_end_lets_others_have_their_turn() -> None:
+def test_many_cached_answers_do_not_starve_other_tasks() -> None:
     """What is answered at once never waits, so whoever awaits it would keep the loop."""
     asking = Asking()
     asking.ask()
@@ -362,7 +362,7 @@ def test_inputs_that_take_too_much_go_by() -> None:
     assert asking.counts() == (0, 0, 2)
 
 
-def test_an_answer_that_takes_too_much_is_given_to_all_who_wait_and_not_kept() -> None:
+def test_an_answer_too_large_for_the_cache_goes_to_all_waiting_requests() -> None:
     asking = Asking(size_bytes=65536)
     (_, first), (_, second) = asking.ask(rows=300), asking.ask(rows=300)
     (computed,) = asking.around.requests
@@ -397,7 +397,7 @@ def test_a_default_is_never_kept() -> None:
     assert values(ask()) == [2.0, 2.0]  # the model's own
 
 
-def test_a_part_that_nobody_waits_for_is_not_kept_as_the_answer_to_the_whole() -> None:
+def test_a_part_of_a_split_request_is_not_cached_as_its_whole_answer() -> None:
     policy = BatchingPolicy(max_batch_rows=8)
     with Stage(policy) as stage:
         cache = Cached(

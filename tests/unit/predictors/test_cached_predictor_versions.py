@@ -43,7 +43,7 @@ def scraped(engine: Engine) -> dict[tuple[str, str], float]:
     }
 
 
-def test_a_version_answers_again_what_it_was_asked_and_takes_its_answers_with_it(
+def test_a_version_repeats_its_answers_and_its_cache_is_unloaded_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "headrace.serving.version_loader")

@@ -89,7 +89,7 @@ def test_mistakes_are_not_covered(error: Exception) -> None:
     assert settlements == [error]
 
 
-def test_a_request_whose_caller_has_left_hears_that_it_is_over() -> None:
+def test_a_request_whose_caller_has_left_is_still_settled() -> None:
     around, request = Around(), asked([])
     left = Future[None]()
     request._waiter = left
@@ -112,7 +112,7 @@ def test_an_answer_that_comes_after_the_default_is_thrown_away() -> None:
     assert answer.origin == DEFAULT
 
 
-def test_what_nobody_waits_for_is_not_wanted_and_not_answered() -> None:
+def test_an_abandoned_request_is_not_wanted_and_gets_no_default() -> None:
     settlements: list[Settlement] = []
     around, request = Around(), asked(settlements)
     default = values(around, VirtualClock())

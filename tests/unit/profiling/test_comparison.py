@@ -125,7 +125,7 @@ def test_inputs_are_found_in_rows_of_another_form(signature: Signature, given: A
     signature.check(found)
 
 
-def test_empty_cells_are_what_the_model_takes_for_missing() -> None:
+def test_empty_cells_get_the_models_missing_value() -> None:
     inputs = (TensorSpec("age", np.dtype(np.int64), (), absent=-1), TensorSpec("price", FLOAT, (), absent=0))
     signature = Signature("s", inputs, ())
     found = inputs_of(signature, {"age": np.array([30, np.nan]), "price": np.array([np.nan, 0.1])})

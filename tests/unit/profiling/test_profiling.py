@@ -88,7 +88,7 @@ def test_a_planted_copy_in_a_savedmodel_shows_up(tmp_path: Path) -> None:
     check(*profiles)
 
 
-def test_the_settings_that_it_is_served_with_count(tmp_path: Path) -> None:
+def test_a_profile_uses_the_settings_of_serving(tmp_path: Path) -> None:
     save_onnx(onnx_model(planted=True), tmp_path)
     with pytest.raises(LoadError, match="optimization"):
         profiling_onnx.profile_serving(

@@ -23,13 +23,13 @@ def copy() -> SealedCopy:
     )
 
 
-def test_it_holds_what_it_was_made_from(copy: SealedCopy) -> None:
+def test_a_copy_has_the_content_of_its_source(copy: SealedCopy) -> None:
     assert copy.size_bytes == 16384
     np.testing.assert_array_equal(copy.array(CONTENT.dtype, (4096,), 0), CONTENT)
     np.testing.assert_array_equal(copy.array(CONTENT.dtype, (2, 1000), 64), CONTENT[16:2016].reshape(2, -1))
 
 
-def test_it_cannot_be_written_cut_or_grown_not_even_by_its_maker(copy: SealedCopy) -> None:
+def test_a_sealed_copy_cannot_be_written_truncated_or_extended(copy: SealedCopy) -> None:
     for change in (
         lambda: os.pwrite(copy.descriptor, b"x", 0),
         lambda: os.ftruncate(copy.descriptor, 10),
@@ -43,7 +43,7 @@ def test_it_cannot_be_written_cut_or_grown_not_even_by_its_maker(copy: SealedCop
     np.testing.assert_array_equal(copy.array(CONTENT.dtype, (4096,), 0), CONTENT)
 
 
-def test_it_is_sealed_as_soon_as_nothing_holds_its_pages() -> None:
+def test_a_copy_is_sealed_once_its_pages_are_released() -> None:
     """A writable mapping keeps the kernel from sealing, as its own work on a page does for a moment."""
     ended: list[threading.Timer] = []
 
@@ -60,7 +60,7 @@ def test_it_is_sealed_as_soon_as_nothing_holds_its_pages() -> None:
         os.pwrite(copy.descriptor, b"x", 0)
 
 
-def test_what_keeps_its_pages_for_good_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_stay_mapped_for_writing_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.sealed_memory.copies._BUSY_SECONDS", 0.2)
     held: list[mmap.mmap] = []
     with pytest.raises(OSError, match="busy"):
@@ -86,7 +86,7 @@ def test_another_process_maps_it_and_sees_that_it_is_sealed(copy: SealedCopy) ->
     os.close(reading)
 
 
-def test_it_lives_as_long_as_its_arrays_and_closes_its_descriptor() -> None:
+def test_a_copy_lives_as_long_as_its_arrays_and_then_closes_its_descriptor() -> None:
     copy = SealedCopy.sealed([memoryview(CONTENT.tobytes())])
     array = copy.array(CONTENT.dtype, (4096,), 0)
     part = array[10:20]

@@ -53,7 +53,9 @@ def refusal(file: io.FileIO, content: Content) -> Refusal:
         (Content(SIZE - 4, None, Numbers("<f4", 16)), Refusal("changed")),
     ],
 )
-def test_what_a_file_does_not_hold_is_said(file: io.FileIO, content: Content, expected: Refusal) -> None:
+def test_unexpected_content_is_refused_with_the_reason(
+    file: io.FileIO, content: Content, expected: Refusal
+) -> None:
     assert refusal(file, content) == expected
 
 

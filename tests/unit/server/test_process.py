@@ -12,7 +12,7 @@ ENDS = "from headrace.server.process import end_at_once; end_at_once(3)"
 PROGRAM = f"print('x'); {ENDS}"
 
 
-def test_a_process_ends_with_its_code_though_what_it_printed_cannot_be_written() -> None:
+def test_a_process_exits_with_its_code_even_if_its_output_cannot_be_flushed() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

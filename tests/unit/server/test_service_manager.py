@@ -28,11 +28,13 @@ READY, FAILED = VersionStatus(1, State.READY), VersionStatus(2, State.FAILED, er
         ({"m": [FAILED]}, "serves 0 models; 1 version failed"),
     ],
 )
-def test_a_line_says_what_is_served(models: Mapping[str, Sequence[VersionStatus]], said: str) -> None:
+def test_the_status_line_counts_served_models(
+    models: Mapping[str, Sequence[VersionStatus]], said: str
+) -> None:
     assert status(models) == said
 
 
-def test_what_is_meant_for_this_process_is_taken_out_of_the_environment(
+def test_the_service_managers_variables_are_removed_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
@@ -61,7 +63,7 @@ def test_what_is_meant_for_this_process_is_taken_out_of_the_environment(
         ({"WATCHDOG_USEC": "soon"}, None),
     ],
 )
-def test_the_watchdog_is_this_processs_or_nobodys(
+def test_the_watchdog_of_another_process_is_ignored(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], seconds: float | None
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")

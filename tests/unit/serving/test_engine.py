@@ -71,7 +71,7 @@ def test_a_timeout_that_is_no_number_is_refused() -> None:
         engine.predict_blocking("m", {"x": ROW}, timeout_seconds="1")  # type: ignore[arg-type]
 
 
-def test_an_engine_that_was_not_started_says_so() -> None:
+def test_the_error_of_an_engine_that_was_not_started_gives_the_ways_to_start_it() -> None:
     engine = Engine.from_objects({"m": Doubling()})
     with pytest.raises(FailedPrecondition, match=r"not been started.*async with.*in_thread"):
         engine.predict_blocking("m", {"x": ROW})
@@ -109,7 +109,7 @@ def test_a_model_in_a_linked_place_is_served_and_one_that_others_may_write_is_no
     run(scenario())
 
 
-def test_settings_in_the_directory_of_a_version_are_told_where_they_belong(
+def test_settings_in_a_version_directory_are_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     example.write(tmp_path)
@@ -253,7 +253,7 @@ def test_a_directory_that_is_not_there_is_an_error_and_not_a_wait(tmp_path: Path
     run(scenario())
 
 
-def test_a_model_that_raises_what_is_no_exception_fails_its_own_request_only() -> None:
+def test_a_base_exception_of_a_model_fails_its_own_request_only() -> None:
     def interrupt() -> None:
         if armed.is_set():
             armed.clear()
@@ -296,7 +296,7 @@ def test_a_lone_task_is_answered_at_once_and_gives_way_to_others_all_the_same() 
     run(scenario())
 
 
-def test_what_is_answered_at_once_ends_as_any_other_call() -> None:
+def test_a_call_answered_at_once_has_a_complete_outcome() -> None:
     async def scenario() -> None:
         ended: list[Outcome] = []
         policy = BatchingPolicy(inline_seconds=1.0)

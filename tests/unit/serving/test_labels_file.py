@@ -41,5 +41,5 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         with_labels(CONFIG, tmp_path, None)
     file.write_bytes(b"cat\n")
     for checksums in ({}, {"labels.txt": "0" * 64}):
-        with pytest.raises(NotLoadable, match=r"labels.txt is not as the version's manifest says"):
+        with pytest.raises(NotLoadable, match=r"labels.txt does not match the version's manifest"):
             with_labels(CONFIG, tmp_path, checksums)

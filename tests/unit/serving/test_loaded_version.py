@@ -42,7 +42,7 @@ def test_a_lease_keeps_a_version_until_it_is_released() -> None:
     assert version.outstanding == 0
 
 
-def test_what_is_submitted_in_the_turn_in_which_a_lease_ends_is_answered_first() -> None:
+def test_a_request_submitted_when_a_lease_ends_is_answered_before_the_version_is_idle() -> None:
     clock, events = VirtualClock(), list[object]()
     version = loaded(clock)
     lease = Lease(version)
@@ -100,7 +100,7 @@ def test_a_lease_is_released_once() -> None:
         (affine(1.0, 0.0), "[batching]\ninstances = 1\n", 1),
     ],
 )
-def test_a_model_in_python_has_one_instance_and_others_one_a_core_unless_told(
+def test_a_model_in_python_has_one_instance_by_default_and_others_one_per_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, settings: str, most: int
 ) -> None:
     monkeypatch.setattr(cpus, "available", lambda: 4)

@@ -56,7 +56,7 @@ def test_paths_start_where_the_file_lies() -> None:
         ({"kind": "memory", "largest_bytes": 1}, "store.largest_bytes"),
     ],
 )
-def test_what_cannot_be_is_told_by_its_name(store: dict[str, object], key: str) -> None:
+def test_an_invalid_setting_is_refused_by_name(store: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         settings_of(**store)
 

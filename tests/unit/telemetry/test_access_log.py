@@ -65,7 +65,7 @@ def test_a_whole_line() -> None:
     }
 
 
-def test_a_refusal_says_what_kind_it_is_and_nothing_that_was_sent() -> None:
+def test_the_line_of_a_refusal_has_its_class_and_no_data_of_the_request() -> None:
     written = line(ended(Channel.GRPC, codes(InvalidRequest("x"))), 0.0)
     assert json.loads(written) == {
         "time": "1970-01-01T00:16:40.000Z",
@@ -81,7 +81,7 @@ def test_a_refusal_says_what_kind_it_is_and_nothing_that_was_sent() -> None:
 
 
 @pytest.mark.parametrize("path", ['/a"b', "/a\nb{}", "/\x00\x1b[31m", "/\udcff", "/" + "x" * 5000, "/ä"])
-def test_whatever_a_path_has_it_is_one_line_of_json_and_not_a_long_one(path: str) -> None:
+def test_any_path_makes_one_short_line_of_json(path: str) -> None:
     outcome = ended()
     outcome.path = path
     written = line(outcome, 0.0)
@@ -100,7 +100,7 @@ def test_whatever_a_path_has_it_is_one_line_of_json_and_not_a_long_one(path: str
         (codes(InvalidRequest("x")), 0, 0.0, True),
     ],
 )
-def test_errors_and_slow_calls_are_always_told(
+def test_errors_and_slow_calls_are_always_logged(
     code: Codes, status: int, seconds: float, is_told: bool
 ) -> None:
     outcome = ended(code=code, seconds=seconds)

@@ -22,7 +22,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
-def test_an_action_is_told_before_it_is_done_and_afterwards(tmp_path: Path) -> None:
+def test_an_action_is_logged_before_and_after_it(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit")
     with log.telling("unload", "ctr", BY):
         (asked,) = lines(tmp_path / "audit")
@@ -35,7 +35,7 @@ def test_an_action_is_told_before_it_is_done_and_afterwards(tmp_path: Path) -> N
         assert line["time"].endswith("Z")
 
 
-def test_an_action_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_action_is_logged_with_the_reason(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit")
     with pytest.raises(NotFound), log.telling("load", "x\n{}" * 500, BY):
         raise NotFound("no model")
@@ -43,7 +43,7 @@ def test_an_action_that_fails_says_why(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "audit")[1]["on"]) == 500
 
 
-def test_what_cannot_be_told_is_not_done(tmp_path: Path) -> None:
+def test_an_action_that_cannot_be_logged_is_not_performed(tmp_path: Path) -> None:
     file = tmp_path / "audit"
     log = AuditLog(file)
     file.unlink()
@@ -103,7 +103,9 @@ def test_a_half_line_that_an_append_only_file_keeps_is_ended(
     assert torn.startswith('{"time":')
 
 
-def test_a_log_that_another_process_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_lock_held_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit_log, "_LOCK_SECONDS", 0.0)
     log = AuditLog(tmp_path / "audit")
     with (tmp_path / "audit").open("rb") as other:
@@ -114,7 +116,7 @@ def test_a_log_that_another_process_locks_says_so(tmp_path: Path, monkeypatch: p
     assert refused.value.message.startswith("the audit log")
 
 
-def test_what_was_done_and_cannot_be_told_is_in_the_log_of_the_process(
+def test_an_end_that_cannot_be_audited_is_in_the_log_of_the_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -126,7 +128,7 @@ def test_what_was_done_and_cannot_be_told_is_in_the_log_of_the_process(
 
 
 @pytest.mark.parametrize("kind", ["directory", "missing directory", "link", "pipe"])
-def test_what_is_no_file_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_an_ordinary_file_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "audit"
     if kind == "directory":
         file.mkdir()

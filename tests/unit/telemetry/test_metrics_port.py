@@ -33,7 +33,7 @@ def scraped(host: str) -> str:
     return told.getvalue()
 
 
-def test_the_address_that_is_told_answers() -> None:
+def test_the_announced_address_answers() -> None:
     assert scraped("127.0.0.1").startswith("headrace: metrics at http://127.0.0.1:")
 
 

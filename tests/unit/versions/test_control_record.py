@@ -45,12 +45,12 @@ def read_again(record: ControlRecord) -> ControlRecord:
     return parse_record(encode_record(record))
 
 
-def test_nothing_stored_is_nothing_decided() -> None:
+def test_a_missing_record_has_no_decisions() -> None:
     assert (EMPTY.revision, EMPTY.pin, EMPTY.versions, EMPTY.history) == (0, None, {}, ())
     assert EMPTY.named_numbers() == frozenset()
 
 
-def test_a_pin_says_which_version_who_when_and_why() -> None:
+def test_a_pin_records_version_user_time_and_reason() -> None:
     record = read_again(with_pin(EMPTY, KEY, 17, STAMP))
     assert record.pin is not None
     assert (record.pin.version, record.pin.number) == (KEY, 17)
@@ -70,14 +70,14 @@ def test_each_holder_has_a_hold_of_its_own() -> None:
     assert record.revision == 4
 
 
-def test_what_changes_nothing_is_no_change() -> None:
+def test_a_change_without_effect_returns_the_same_record() -> None:
     held = with_hold(EMPTY, KEY, 17, "audit", STAMP)
     assert without_pin(held, STAMP) is held
     assert without_hold(held, KEY, "report", STAMP) is held
     assert without_hold(held, number_key(17), "audit", STAMP) is held
 
 
-def test_the_last_changes_are_kept_with_who_when_and_why() -> None:
+def test_the_history_has_user_time_and_reason_of_the_last_changes() -> None:
     record = EMPTY
     for number in range(1, MOST_CHANGES + 6):
         record = with_pin(record, number_key(number), number, STAMP)
@@ -92,7 +92,7 @@ def test_the_last_changes_are_kept_with_who_when_and_why() -> None:
     assert record.history[0]["revision"] == 6
 
 
-def test_what_a_newer_headrace_has_put_there_is_kept() -> None:
+def test_fields_of_a_newer_headrace_are_kept() -> None:
     stored = {
         "format": 1,
         "revision": 5,
@@ -139,7 +139,7 @@ def test_what_a_newer_headrace_has_put_there_is_kept() -> None:
         (record_with(b'"history": [1]'), "history[0]: expected a table"),
     ],
 )
-def test_what_is_no_record_is_told_by_file_and_field_with_the_way_out(content: bytes, says: str) -> None:
+def test_an_invalid_record_is_refused_with_file_field_and_advice(content: bytes, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_record(content)
     assert caught.value.message.startswith(CONTROL_FILE)
@@ -159,7 +159,7 @@ def test_texts_are_short_and_printable(text: str) -> None:
         with_hold(EMPTY, KEY, 17, "", STAMP)
 
 
-def test_what_would_be_too_large_to_be_read_is_not_written() -> None:
+def test_a_record_too_large_to_be_read_is_not_written() -> None:
     large = {"format": 1, "revision": 1, "verdicts": "x" * (LARGEST_RECORD_BYTES - 100)}
     record = parse_record(json.dumps(large).encode())
     said = rf"would have \d+ bytes, but at most {LARGEST_RECORD_BYTES} are read, with 0 holds; release some"
@@ -192,7 +192,7 @@ def test_a_record_is_json_that_people_can_read() -> None:
 # The control record's file: whole or not at all, one change at a time; nothing waits without end.
 
 
-def test_nothing_is_left_beside_the_record_but_an_empty_lock(tmp_path: Path) -> None:
+def test_only_an_empty_lock_is_left_beside_the_record(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.swap(store.swap(store.read(), b"one"), b"two")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
@@ -206,7 +206,7 @@ def test_reading_makes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_others_are_waited_for_but_not_without_end(tmp_path: Path) -> None:
+def test_waiting_for_the_lock_has_a_timeout(tmp_path: Path) -> None:
     with (
         FileStore(tmp_path).alone(),
         pytest.raises(Conflict, match=r"other processes have been changing .* for 0\.05 s"),
@@ -215,7 +215,7 @@ def test_others_are_waited_for_but_not_without_end(tmp_path: Path) -> None:
     assert FileStore(tmp_path).read().content is None
 
 
-def test_who_waits_has_its_turn(tmp_path: Path) -> None:
+def test_a_waiting_writer_gets_the_lock(tmp_path: Path) -> None:
     done = threading.Event()
 
     def swap() -> None:
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     store.swap(read, b"two")
 
 
-def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match=f"{CONTROL_LOCK}.* cannot be opened: No such file"):
         FileStore(tmp_path / "gone").swap(FileStore(tmp_path).read(), b"one")
 
@@ -265,7 +265,7 @@ def test_a_lock_that_others_made_and_only_read_is_enough(tmp_path: Path) -> None
     FileStore(tmp_path).swap(FileStore(tmp_path).read(), b"one")
 
 
-def test_who_may_read_the_directory_may_read_what_was_decided(tmp_path: Path) -> None:
+def test_the_record_has_the_read_permissions_of_its_directory(tmp_path: Path) -> None:
     """Who decides has a umask of 077, as root often has; servers and trainers run as somebody else."""
     before = os.umask(0o077)
     try:
@@ -285,7 +285,7 @@ def test_who_may_read_the_directory_may_read_what_was_decided(tmp_path: Path) ->
     [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("x")],
     ids=["directory", "pipe", "device", "link"],
 )
-def test_what_is_no_file_to_be_locked_is_refused_without_waiting(
+def test_a_lock_that_is_not_an_ordinary_file_is_refused_without_blocking(
     tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
     make(tmp_path / CONTROL_LOCK)
@@ -305,7 +305,7 @@ def test_what_is_no_file_to_be_locked_is_refused_without_waiting(
     ],
     ids=["directory", "pipe", "device", "large"],
 )
-def test_what_cannot_be_read_is_neither_waited_for_nor_replaced(
+def test_an_unreadable_record_is_an_error_and_is_not_replaced(
     tmp_path: Path, make: Callable[[Path], object], says: str
 ) -> None:
     nothing = FileStore(tmp_path).read()

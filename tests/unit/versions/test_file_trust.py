@@ -120,7 +120,7 @@ def test_volumes_of_kubernetes_are_loaded(tmp_path: Path) -> None:
 
 @OTHERS_FILES
 @pytest.mark.parametrize("how", ["a stranger's link", "a directory"])
-def test_what_only_looks_like_a_volume_of_kubernetes_is_refused(version: Path, how: str) -> None:
+def test_an_imitation_of_a_kubernetes_volume_is_refused(version: Path, how: str) -> None:
     version.chmod(0o777)
     if how == "a directory":
         (version / "..data").mkdir()
@@ -233,7 +233,9 @@ def test_users_are_named_by_name_or_number() -> None:
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("is_code", [False, True])
-def test_what_others_may_write_is_refused_whatever_it_is(version: Path, where: str, *, is_code: bool) -> None:
+def test_files_and_directories_that_others_may_write_are_refused(
+    version: Path, where: str, *, is_code: bool
+) -> None:
     mode = 0o666 if (version / where).is_file() else 0o1777
     (version / where).chmod(mode)
     name, owner = "its directory" if where == "." else where, os.geteuid()
@@ -252,13 +254,13 @@ def test_a_linked_file_that_others_may_write_is_refused_where_links_are_followed
         trusting(version, follow_links=True).check(version, is_code=False)
 
 
-def test_what_a_group_may_write_is_loaded(version: Path) -> None:
+def test_files_that_a_group_may_write_are_loaded(version: Path) -> None:
     for place in PLACES:
         (version / place).chmod(0o775)
     trusting(version).check(version, is_code=True)
 
 
-def test_what_is_published_and_signed_with_a_umask_of_0_is_loaded(version: Path, tmp_path: Path) -> None:
+def test_a_version_published_and_signed_with_a_umask_of_0_is_loaded(version: Path, tmp_path: Path) -> None:
     (version / "assets/words").chmod(0o666)
     (version / "assets").chmod(0o777)
     new_keys(tmp_path / "key.pem")
@@ -274,7 +276,7 @@ def test_what_is_published_and_signed_with_a_umask_of_0_is_loaded(version: Path,
     assert (published / "assets/words").stat().st_mode & 0o777 == 0o664
 
 
-def test_what_is_loaded_again_must_be_what_was_checked(version: Path) -> None:
+def test_a_version_that_changed_since_its_check_is_not_reloaded(version: Path) -> None:
     manifest = write_manifest(version)
     trusting(version).check_again(version, manifest, is_code=True)
     (version / "model.py").write_text("another")
@@ -304,7 +306,7 @@ def staged(signed: Path, between: object = lambda: None) -> StagedVersion:
     return StagedVersion(signed, manifest, between)  # type: ignore[arg-type]
 
 
-def test_what_is_listed_is_copied_and_nothing_else(signed: Path) -> None:
+def test_only_listed_files_are_copied(signed: Path) -> None:
     (signed / "not_listed.py").write_text("import os")
     copy = staged(signed)
     found = {path.relative_to(copy.path).as_posix() for path in copy.path.rglob("*") if path.is_file()}
@@ -337,7 +339,7 @@ def test_no_more_is_copied_than_is_listed(signed: Path) -> None:
         staged(signed)
 
 
-def test_it_goes_when_it_is_closed_or_dropped(signed: Path) -> None:
+def test_a_private_copy_is_removed_when_it_is_closed_or_collected(signed: Path) -> None:
     copy = staged(signed)
     copy.close()
     assert os.listdir(tempfile.gettempdir()) == []
@@ -346,7 +348,7 @@ def test_it_goes_when_it_is_closed_or_dropped(signed: Path) -> None:
     assert os.listdir(tempfile.gettempdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(signed: Path) -> None:
+def test_copies_of_killed_processes_are_removed_and_those_in_use_stay(signed: Path) -> None:
     left = Path(tempfile.mkdtemp(prefix="headrace-version-"))
     (left / "model.bin").write_bytes(b"old")
     os.utime(left, (1, 1))

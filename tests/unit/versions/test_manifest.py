@@ -47,7 +47,7 @@ def test_a_directory_without_a_manifest_is_fine(source: Path) -> None:
     assert check_manifest(source / "not there") is None
 
 
-def test_what_was_written_is_checked_and_read_back(source: Path) -> None:
+def test_a_written_manifest_passes_its_check_and_is_read_back(source: Path) -> None:
     written = write_manifest(source, signature="x FP32 [rows]", parent=3, metadata={"auc": 0.78, "by": ["a"]})
     assert check_manifest(source) == written
     assert set(written.files) == {"model.onnx", "assets/words.txt"}
@@ -78,7 +78,7 @@ def test_files_beyond_the_manifest_are_fine(source: Path) -> None:
     ],
     ids=["missing", "half-written", "damaged"],
 )
-def test_a_directory_that_is_not_what_its_manifest_says_is_corrupt(
+def test_a_directory_that_differs_from_its_manifest_is_corrupt(
     source: Path, content: bytes | None, expected: str
 ) -> None:
     write_manifest(source)
@@ -188,7 +188,7 @@ def test_a_number_that_exists_is_a_conflict_and_stays_as_it_is(
     assert names(model) == [existing]
 
 
-def test_of_two_that_publish_the_same_number_one_wins_and_one_is_told(source: Path, model: Path) -> None:
+def test_of_two_publishers_of_one_number_one_gets_a_conflict(source: Path, model: Path) -> None:
     def write(directory: Path) -> None:
         publish(source, model, 1)
         (directory / "model.onnx").write_bytes(b"slower")
@@ -240,9 +240,7 @@ def test_a_writer_that_fails_leaves_nothing_behind(model: Path) -> None:
     assert not model.exists()
 
 
-def test_what_publishers_left_that_were_killed_in_a_loop_is_removed_by_the_next_one(
-    source: Path, model: Path
-) -> None:
+def test_drafts_of_killed_publishers_are_removed_by_the_next_one(source: Path, model: Path) -> None:
     program = textwrap.dedent(
         """
         import os, signal, sys

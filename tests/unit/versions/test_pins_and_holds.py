@@ -41,7 +41,7 @@ def pinned(model: Path) -> PinnedTo | None:
 # ---- Pins and holds ----
 
 
-def test_a_pin_names_a_version_by_its_manifest_and_says_who_and_why(model: Path) -> None:
+def test_a_pin_records_the_manifest_the_user_and_the_reason(model: Path) -> None:
     assert pinned(model) is None
     pin(model, 2, why="worse on mobile", by="ann")
     found = read_control(model).pin
@@ -68,7 +68,7 @@ def test_unpinning_follows_the_policy_again(model: Path) -> None:
 
 
 @pytest.mark.parametrize("decide", [pin, lambda model, number: hold(model, number, "audit")])
-def test_what_is_not_there_is_neither_pinned_nor_held(
+def test_a_missing_version_can_be_neither_pinned_nor_held(
     model: Path, decide: Callable[[Path, int], object]
 ) -> None:
     with pytest.raises(NotFound, match="ctr has no version 9; it has: 1, 2, 3"):
@@ -76,7 +76,7 @@ def test_what_is_not_there_is_neither_pinned_nor_held(
     assert read_control(model).revision == 0
 
 
-def test_a_hold_is_in_somebodys_name_and_outlives_the_version(model: Path) -> None:
+def test_each_holder_has_its_own_hold_which_outlives_the_version(model: Path) -> None:
     hold(model, 2, "audit", why="a complaint")
     hold(model, 2, "report")
     let_go(model, 2, "audit")
@@ -88,7 +88,7 @@ def test_a_hold_is_in_somebodys_name_and_outlives_the_version(model: Path) -> No
     assert read_control(model).revision == 4
 
 
-def test_a_hold_that_is_not_there_cannot_be_let_go_and_the_error_says_who_has_one(model: Path) -> None:
+def test_letting_go_of_a_missing_hold_is_an_error_that_lists_the_holders(model: Path) -> None:
     with pytest.raises(NotFound, match=r"ctr: version 2 is not held by 'audit', but by nobody"):
         let_go(model, 2, "audit")
     for number in range(7):
@@ -99,7 +99,7 @@ def test_a_hold_that_is_not_there_cannot_be_let_go_and_the_error_says_who_has_on
     assert len(read_control(model).holders(2)) == 7
 
 
-def test_who_lets_go_of_a_version_holds_nothing_of_that_number(model: Path) -> None:
+def test_let_go_removes_all_holds_on_a_number(model: Path) -> None:
     """What it held before there was a manifest, and what it held since."""
     manifest = (model / "2" / MANIFEST_FILE).read_bytes()
     (model / "2" / MANIFEST_FILE).unlink()
@@ -155,7 +155,7 @@ def test_a_broken_record_is_never_overwritten(model: Path) -> None:
     assert (model / CONTROL_FILE).read_text() == "{"
 
 
-def test_what_is_pinned_while_versions_go_is_there_or_refused(model: Path) -> None:
+def test_a_pin_during_a_deletion_finds_its_version_or_is_refused(model: Path) -> None:
     """Between a trainer's look at what is pinned and its deletion, nobody pins what is about to go."""
     refused = threading.Event()
 
@@ -201,7 +201,7 @@ def test_a_release_releases_it_too(model: Path) -> None:
     assert pinned(model) is None
 
 
-def test_what_an_earlier_build_pins_later_counts_before_the_record(model: Path) -> None:
+def test_a_pin_of_an_earlier_build_takes_precedence_over_the_record(model: Path) -> None:
     pin(model, 3)
     (model / PIN_FILE).write_text("1\n")
     assert pinned(model) == PinnedTo(1)
@@ -209,7 +209,7 @@ def test_what_an_earlier_build_pins_later_counts_before_the_record(model: Path) 
     assert pinned(model) == PinnedTo(3)
 
 
-def test_who_was_killed_while_taking_it_over_has_lost_nothing(model: Path) -> None:
+def test_a_kill_during_the_migration_of_an_old_pin_loses_nothing(model: Path) -> None:
     pin(model, 2)
     (model / PIN_FILE).write_text("2\n")  # the record is written, and the file is there still
     before = read_control(model)
@@ -221,7 +221,7 @@ def test_who_was_killed_while_taking_it_over_has_lost_nothing(model: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["two", "", "1 2", "-1", "\x00"])
-def test_an_earlier_pin_that_is_no_number_is_refused_with_the_way_out(model: Path, text: str) -> None:
+def test_an_invalid_pin_of_an_earlier_build_is_refused_with_advice(model: Path, text: str) -> None:
     (model / PIN_FILE).write_text(text)
     for decide in (lambda: read_control(model), lambda: pin(model, 2)):
         with pytest.raises(ConfigError, match=rf"^{PIN_FILE}: expected the number .*; remove it"):
@@ -246,7 +246,7 @@ def test_versions_are_listed_newest_first_with_what_is_known_of_them(model: Path
     assert [bool(one.problem) for one in listed] == [False, False, False, True]
 
 
-def test_nothing_but_the_record_and_its_lock_is_left_in_the_directory(model: Path) -> None:
+def test_a_pin_adds_only_the_record_and_its_lock(model: Path) -> None:
     before = {path.name for path in model.iterdir()}
     pin(model, 2)
     assert {path.name for path in model.iterdir()} - before == {CONTROL_FILE, CONTROL_LOCK}

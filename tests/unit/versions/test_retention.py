@@ -79,7 +79,7 @@ def age(path: Path) -> None:
     os.utime(path, (0, 0))
 
 
-def test_only_what_nobody_writes_to_is_swept(tmp_path: Path) -> None:
+def test_only_hidden_versions_and_abandoned_drafts_are_swept(tmp_path: Path) -> None:
     names = (
         ".deleting-3-abc",
         ".publishing-1-dead",
@@ -130,7 +130,7 @@ def laid_over(**versions: object) -> Table:
         ('[versions]\npolicy = "all"\n', [{"batching": {"instances": 2}}], set(), set()),
     ],
 )
-def test_what_anybody_has_labelled_or_pinned_is_named(
+def test_labelled_listed_and_pinned_versions_are_named(
     settings: str, overrides: list[Table], decided: set[int], named: set[int]
 ) -> None:
     assert named_versions(settings, overrides, decided) == named
@@ -170,7 +170,7 @@ def test_a_model_that_is_not_there_yet_has_named_versions_too(tmp_path: Path) ->
     assert read_named_versions(tmp_path / "ctr", [server]) == {2}
 
 
-def test_what_the_control_record_pins_or_holds_is_named(tmp_path: Path) -> None:
+def test_versions_pinned_or_held_by_the_control_record_are_named(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / str(number)).mkdir()
     hold(tmp_path, 1, "audit")
@@ -193,7 +193,9 @@ def test_what_the_control_record_pins_or_holds_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_told_is_an_error(tmp_path: Path, text: str | None, message: str) -> None:
+def test_unreadable_or_unrelated_settings_are_an_error(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
     server = tmp_path / "server.toml"
     if text is not None:
         server.write_text(text)

@@ -56,7 +56,7 @@ def test_another_place_is_refused_and_named(version: Path, keys: Path, model: st
         verified(version, keys, model, number)
 
 
-def test_whoever_writes_another_place_into_the_file_is_found_out(version: Path, keys: Path) -> None:
+def test_a_signature_file_altered_for_another_model_is_refused(version: Path, keys: Path) -> None:
     file = version / SIGNATURE_FILE
     file.write_bytes(file.read_bytes().replace(b'"ctr"', b'"other"'))
     with pytest.raises(LoadError, match=r"does not match"):
@@ -76,7 +76,7 @@ def test_a_changed_file_does_not_have_its_checksum(version: Path, keys: Path) ->
         check_manifest(version, vouch=lambda content: verifier.check(version, "ctr", 1, content))
 
 
-def test_no_signature_says_how_to_sign(version: Path, keys: Path) -> None:
+def test_the_error_for_a_missing_signature_gives_the_command(version: Path, keys: Path) -> None:
     (version / SIGNATURE_FILE).unlink()
     with pytest.raises(LoadError, match=r"not signed: .*`headrace sign` signs it"):
         verified(version, keys)
@@ -103,7 +103,7 @@ def test_keys_are_exchanged_one_after_the_other(version: Path, keys: Path, tmp_p
     assert Verifier(both).check(version, "ctr", 1, manifest_content(version) or b"")
 
 
-def test_signing_again_replaces_what_the_key_said(version: Path, keys: Path) -> None:
+def test_signing_again_replaces_the_signature_of_the_key(version: Path, keys: Path) -> None:
     write_manifest(version, signature="another")
     signer(keys)(version, "ctr", 1)
     assert verified(version, keys)
@@ -128,7 +128,7 @@ def test_a_copy_that_is_published_leaves_the_old_signature_behind(version: Path,
         b"x" * 2**17,
     ],
 )
-def test_what_is_no_signature_file_is_refused(version: Path, keys: Path, content: bytes) -> None:
+def test_a_malformed_signature_file_is_refused(version: Path, keys: Path, content: bytes) -> None:
     (version / SIGNATURE_FILE).write_bytes(content)
     with pytest.raises(LoadError, match=SIGNATURE_FILE):
         verified(version, keys)

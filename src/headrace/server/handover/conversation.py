@@ -43,7 +43,7 @@ class Conversation:
 
     @property
     def process(self) -> int:
-        """The process id of the other end, as reported by the kernel; 0 if it has none in this container."""
+        """The process id of the other end, as reported by the kernel; 0 outside its PID namespace."""
         return self._peer[0]
 
     @property

@@ -38,7 +38,7 @@ _SILENCE_SECONDS = 60.0
 _LONGEST_SECONDS = 3660.0
 """Longest duration of a handover; exceeds the maximum of ``handover_seconds``.
 
-Meanwhile no transport is replaced, for new certificates or for the age of connections.
+During a handover, transports are not replaced for new certificates or for the age of connections.
 """
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -60,7 +60,7 @@ class Side(Protocol):
 
     @property
     def admin(self) -> list[socket.socket]:
-        """Return the administration sockets."""
+        """The administration sockets."""
 
     def ready(self) -> Mapping[str, tuple[int, ...]]:
         """Return the ready versions of each model."""
@@ -69,7 +69,7 @@ class Side(Protocol):
         """Leave the listening sockets unchanged until ``release``."""
 
     def release(self) -> None:
-        """See ``hold``."""
+        """End ``hold``."""
 
     def leave(self) -> None:
         """Begin to shut down; the successor accepts new connections from now on."""
@@ -160,7 +160,7 @@ class Giving:
     async def _give(self, conversation: Conversation) -> None:
         hello = await conversation.hear()
         if not isinstance(hello, Hello):
-            raise Unavailable("the caller is not a server that takes over")
+            raise Unavailable("the caller did not start a handover")
         spoken = protocol(hello.protocols)
         if spoken is None:
             theirs = ", ".join(map(str, hello.protocols))

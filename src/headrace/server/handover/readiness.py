@@ -1,4 +1,4 @@
-"""Decide whether a new server may take over: once all that is ready in the old one is ready here. Pure."""
+"""Decide whether a new server may take over: once all versions ready in the old one are ready here. Pure."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Candidate(Protocol):
         """Return the status of the versions of all models; None until each model has been tried."""
 
     async def serve(self) -> None:
-        """Accept connections. If another server is running, none are steered here yet, where they can be."""
+        """Accept connections. New ones still go to a running server, if the system can steer them."""
 
     def side(self) -> Side:
         """Return what this server hands over once it serves."""
@@ -90,7 +90,7 @@ class Handover:
             HeadraceError: The server cannot start, or cannot take over from the running one.
         """
         if self._config.handover is None:
-            raise ValueError("there is no path to hand over at")
+            raise ValueError("expected a path for the handover, got none")
         self._taking = await Taking.begin(self._config, self._release)
         if self._taking is None:
             if not await _unless(stopping, asyncio.ensure_future(self._candidate.prepare(None))):

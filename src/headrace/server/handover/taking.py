@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 _ASK_SECONDS = 0.2
-_GOES_ON = "the running server keeps serving"
+_KEEPS_SERVING = "the running server keeps serving"
 
 Here = Callable[[], Mapping[str, Sequence[VersionStatus]] | None]
 """Returns the status of the versions of this server; None until each model has been tried."""
@@ -133,7 +133,7 @@ class Taking:
         return cls(config.handover, conversation, given, ports)
 
     async def _ask(self) -> None:
-        """Ask repeatedly which versions are ready there; fail when the running server fails."""
+        """Ask the running server repeatedly which versions are ready; fail when it fails."""
         while not self._enough.is_set():
             await self._conversation.say(Ask())
             answer = _expected(await self._conversation.hear(), Ready)
@@ -158,7 +158,7 @@ class Taking:
             if self._asking.done():
                 self._asking.result()
             if time.monotonic() > until:
-                raise Unavailable(f"after handover_seconds = {seconds:g} s, {waits}; {_GOES_ON}")
+                raise Unavailable(f"after handover_seconds = {seconds:g} s, {waits}; {_KEEPS_SERVING}")
             await asyncio.wait({self._asking}, timeout=_ASK_SECONDS)
 
     def _waits(self, here: Here) -> str | None:
@@ -193,7 +193,7 @@ class Taking:
                 self.ports.listeners.lead_to(self._given.leading)
                 self.ports.listeners.pause()
                 raise Unavailable(
-                    f"handover: the running server has given up on this one; {_GOES_ON}"
+                    f"handover: the running server aborted the handover; {_KEEPS_SERVING}"
                 ) from error
             _log.warning("the server that was taken over has ended early: %s", error.message)
         self._leaving = asyncio.create_task(self._until_gone())

@@ -1,6 +1,6 @@
 """The Queue in an Apache Kafka topic, and its backlog.
 
-The key of a message selects its partition, and one receiver at a time has a partition, so a key has one
+The key of a message selects its partition, and a partition has one receiver at a time, so a key has one
 receiver. ``publish`` returns once all in-sync replicas have the messages. The queue cannot look up waiting
 messages: it drops no duplicates, and ``remove`` does nothing.
 
@@ -87,7 +87,7 @@ class KafkaDepth:
         is_second = False
         while True:
             try:
-                self._count_anew(deadline)
+                self._count_backlog(deadline)
             except TimeoutError as error:
                 raise unavailable("cannot count messages", "no broker answered in time") from error
             except KafkaException as error:
@@ -106,7 +106,7 @@ class KafkaDepth:
                 self._refusal.said = ""
                 return
 
-    def _count_anew(self, deadline: float) -> None:
+    def _count_backlog(self, deadline: float) -> None:
         admin, consumer = self._clients()
         topic = self._settings.topic
 
@@ -205,10 +205,10 @@ class KafkaMessages:
         deadline = time.monotonic() + self._settings.timeout_seconds
         self._make_topic(deadline)
         self._check_room(len(messages))
-        producer = self._made_producer()
+        producer = self._shared_producer()
         batch = _Batch(len(messages))
         for number, message in enumerate(messages):
-            if not self._produced(producer, message, batch, deadline):
+            if not self._produce(producer, message, batch, deadline):
                 batch.give_up(len(messages) - number)
                 break
         self._await(producer, batch, deadline)
@@ -254,7 +254,7 @@ class KafkaMessages:
     def _check_room(self, more: int) -> None:
         check_room(self._depth.read().messages, more, self._settings.max_messages)
 
-    def _made_producer(self) -> Producer:
+    def _shared_producer(self) -> Producer:
         with self._making:
             if self._producer is None:
                 milliseconds = int(self._settings.timeout_seconds * 1000)
@@ -273,7 +273,7 @@ class KafkaMessages:
                 )
             return self._producer
 
-    def _produced(self, producer: Producer, message: Message, batch: _Batch, deadline: float) -> bool:
+    def _produce(self, producer: Producer, message: Message, batch: _Batch, deadline: float) -> bool:
         """Pass a message to the producer; return False if it fails or its buffer stays full."""
         while True:
             try:
@@ -318,14 +318,14 @@ class KafkaMessages:
         if self._has_topic:
             return
         settings = self._settings
-        within_sync = max(1, settings.replication - 1)
+        in_sync = max(1, settings.replication - 1)
         if settings.replication < _REPLICATION_THAT_MAY_LOSE_ONE:
-            within_sync = 1
+            in_sync = 1
         topic = NewTopic(
             settings.topic,
             num_partitions=settings.partitions,
             replication_factor=settings.replication,
-            config={"min.insync.replicas": str(within_sync)},
+            config={"min.insync.replicas": str(in_sync)},
         )
         left = max(0.1, deadline - time.monotonic())
         refusal = Refusal()
@@ -374,7 +374,7 @@ class _Batch:
 
 
 class _TopicFirst(KafkaReceiver):
-    """A receiver that creates the topic first, as the client rarely checks whether one has appeared."""
+    """A receiver that creates the topic first: the client rarely checks whether the topic exists by now."""
 
     def __init__(
         self, make_topic: Callable[[float], None], client: dict[str, Any], settings: KafkaQueue

@@ -26,7 +26,7 @@ from headrace.storage.queues.queue import Delivery, Message, check_receive
 _SLICE_SECONDS = 0.1  # a waiting client cannot be interrupted or used by another thread
 _FIRST_COMMIT_SLICE_SECONDS, _LONGEST_COMMIT_SLICE_SECONDS = 0.001, 0.02
 # Errors that the caller can fix; the client retries after all others.
-_TOLD = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
+_FIXABLE = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
 # The group has removed this member, and its partitions are assigned to others.
 _NOT_A_MEMBER = frozenset(
     (
@@ -44,34 +44,34 @@ class _Receipt(NamedTuple):
     Attributes:
         partition: Number of the partition.
         offset: Offset of the message in the partition.
-        turn: Number of the assignment under which the receiver got the message.
+        assignment: Number of the assignment in which the receiver got the message.
     """
 
     partition: int
     offset: int
-    turn: int
+    assignment: int
 
 
 class _Partition:
     """An assigned partition.
 
     Attributes:
-        turn: Number of the assignment.
+        assignment: Number of the assignment.
         pending: Offsets of received messages in order, from the first that was not acknowledged; each with
             whether it was acknowledged.
         wanted: Offset to commit; negative if nothing was acknowledged.
         committed: Committed offset; negative if there is none.
     """
 
-    __slots__ = ("committed", "pending", "turn", "wanted")
+    __slots__ = ("assignment", "committed", "pending", "wanted")
 
-    def __init__(self, turn: int) -> None:
-        self.turn = turn
+    def __init__(self, assignment: int) -> None:
+        self.assignment = assignment
         self.pending: OrderedDict[int, bool] = OrderedDict()
         self.wanted = self.committed = -1
 
     def acknowledge(self, offset: int) -> None:
-        """Mark a message as acknowledged and advance the offset to commit."""
+        """Mark a message as acknowledged, and advance the offset to commit past all acknowledged ones."""
         self.pending[offset] = True
         while self.pending:
             first, is_done = next(iter(self.pending.items()))
@@ -81,8 +81,8 @@ class _Partition:
             self.wanted = next(iter(self.pending), first + 1)
 
     def is_own(self, receipt: _Receipt) -> bool:
-        """Return whether a message is this receiver's: pending, or acknowledged and not yet committed."""
-        if receipt.turn != self.turn:
+        """Return whether this receiver holds a message: pending, or acknowledged and not yet committed."""
+        if receipt.assignment != self.assignment:
             return False
         return receipt.offset in self.pending or self.committed <= receipt.offset < self.wanted
 
@@ -98,18 +98,18 @@ class KafkaReceiver:
             topic: Topic to receive from.
             timeout_seconds: Timeout of one call in seconds.
         """
-        self._client = {**client, "error_cb": self._told, "on_commit": self._on_commit}
+        self._client = {**client, "error_cb": self._on_error, "on_commit": self._on_commit}
         self._topic = topic
         self._timeout_seconds = timeout_seconds
         self._silent_seconds = client["max.poll.interval.ms"] / 1000
         self._lock = RLock()
         self._consumer: Consumer | None = None
         self._polled = 0.0
-        self._turns = itertools.count()
+        self._assignments = itertools.count()
         self._partitions: dict[int, _Partition] = {}
-        self._again: deque[Delivery] = deque()  # released messages
-        self._ahead: deque[KafkaMessage] = deque()  # messages that came while polling for something else
-        self._failed: KafkaError | None = None  # raised by the next ``receive`` that gets no message
+        self._released: deque[Delivery] = deque()  # released messages
+        self._buffered: deque[KafkaMessage] = deque()  # messages that came while polling for something else
+        self._pending_error: KafkaError | None = None  # raised by the next ``receive`` that gets no message
         self._commit_error: KafkaError | None = None
         self._commits_left = 0
         self._is_unreachable = False
@@ -124,7 +124,7 @@ class KafkaReceiver:
                 found = self._received(limit, end)
                 if found:
                     return found
-                failed, self._failed = self._failed, None
+                failed, self._pending_error = self._pending_error, None
             if failed is not None:
                 raise unavailable("cannot receive", failed.str())
             if time.monotonic() >= end:
@@ -152,7 +152,7 @@ class KafkaReceiver:
                 if receipt.offset in partition.pending:
                     partition.acknowledge(receipt.offset)
             done = set(own)
-            self._again = deque(one for one in self._again if one.receipt not in done)
+            self._released = deque(one for one in self._released if one.receipt not in done)
             self._commit(self._consumer)
             return sum(receipt.partition in self._partitions for receipt in own)
 
@@ -165,8 +165,8 @@ class KafkaReceiver:
                 for delivery in deliveries
                 if delivery.receipt in own and not self._is_acknowledged(delivery.receipt)
             }
-            waiting = {delivery.receipt: delivery for delivery in self._again}
-            self._again = deque(one for _, one in sorted((waiting | released).items()))
+            waiting = {delivery.receipt: delivery for delivery in self._released}
+            self._released = deque(one for _, one in sorted((waiting | released).items()))
 
     def close(self) -> None:
         """See Receiver."""
@@ -177,19 +177,19 @@ class KafkaReceiver:
 
     def _received(self, limit: int, end: float) -> list[Delivery]:
         """Return the messages available now, or within one time slice."""
-        consumer = self._joined()
-        found = self._waiting_ones(limit)
+        consumer = self._consumer_in_group()
+        found = self._take_buffered(limit)
         if not found:
             self._poll(consumer, max(0.0, min(_SLICE_SECONDS, end - time.monotonic())))
-            found = self._waiting_ones(limit)
+            found = self._take_buffered(limit)
         if found and len(found) < limit and self._consumer is consumer:
-            self._take(consumer.consume(limit - len(found), 0))
-            found += self._waiting_ones(limit - len(found))
+            self._buffer(consumer.consume(limit - len(found), 0))
+            found += self._take_buffered(limit - len(found))
         self._polled = time.monotonic()
         # Polling may have run a revocation callback: skip messages of partitions revoked meanwhile.
         return [delivery for delivery in found if self._own([delivery])]
 
-    def _joined(self) -> Consumer:
+    def _consumer_in_group(self) -> Consumer:
         """Return the consumer, or a new one if there is none or this one was silent for too long."""
         if self._consumer is not None and self._was_silent():
             self._leave()
@@ -212,9 +212,9 @@ class KafkaReceiver:
     def _drop(self, partitions: Collection[int]) -> None:
         for partition in partitions:
             self._partitions.pop(partition, None)
-        self._again = deque(one for one in self._again if self._own([one]))
+        self._released = deque(one for one in self._released if self._own([one]))
         gone = set(partitions)
-        self._ahead = deque(message for message in self._ahead if message.partition() not in gone)
+        self._buffered = deque(message for message in self._buffered if message.partition() not in gone)
 
     def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._drop([one.partition for one in partitions])
@@ -224,27 +224,27 @@ class KafkaReceiver:
         message = consumer.poll(seconds)
         self._polled = time.monotonic()
         if message is not None:
-            self._take([message])
+            self._buffer([message])
 
-    def _take(self, messages: Collection[KafkaMessage]) -> None:
+    def _buffer(self, messages: Collection[KafkaMessage]) -> None:
         for message in messages:
             error = message.error()
             if error is None:
-                self._ahead.append(message)
+                self._buffered.append(message)
                 self._is_unreachable = False
                 self._refusal.said = ""
             elif error.fatal():
-                self._failed = error
+                self._pending_error = error
                 self._leave()  # the next call joins again
-            elif error.code() in _TOLD:
-                self._failed = error
+            elif error.code() in _FIXABLE:
+                self._pending_error = error
 
-    def _waiting_ones(self, limit: int) -> list[Delivery]:
+    def _take_buffered(self, limit: int) -> list[Delivery]:
         found: list[Delivery] = []
-        while self._again and len(found) < limit:
-            found.append(self._again.popleft())
-        while self._ahead and len(found) < limit:
-            found.append(self._delivery(self._ahead.popleft()))
+        while self._released and len(found) < limit:
+            found.append(self._released.popleft())
+        while self._buffered and len(found) < limit:
+            found.append(self._delivery(self._buffered.popleft()))
         return found
 
     def _delivery(self, message: KafkaMessage) -> Delivery:
@@ -253,9 +253,9 @@ class KafkaReceiver:
             raise Unavailable("Kafka: received a message without a partition or an offset")
         partition = self._partitions.get(number)
         if partition is None:
-            partition = self._partitions[number] = _Partition(next(self._turns))
+            partition = self._partitions[number] = _Partition(next(self._assignments))
         partition.pending[offset] = False
-        receipt = _Receipt(number, offset, partition.turn)
+        receipt = _Receipt(number, offset, partition.assignment)
         _, milliseconds = message.timestamp()
         return Delivery(Message(message.key() or b"", message.value() or b""), milliseconds / 1000, receipt)
 
@@ -324,7 +324,7 @@ class KafkaReceiver:
 
     # ---- reachability -------------------------------------------------------------------
 
-    def _told(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         self._refusal(error)
         if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT):
             self._is_unreachable = True

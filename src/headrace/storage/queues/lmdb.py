@@ -70,7 +70,7 @@ class LmdbWriter:
         self._file = file
         self._timeout_seconds = timeout_seconds
         self._lock = Lock()
-        self._turn = Lock()
+        self._commit_lock = Lock()
         self._tickets: list[_Ticket[Any]] = []
 
     def run(self, change: Change[_ResultT]) -> _ResultT:
@@ -84,12 +84,12 @@ class LmdbWriter:
         ticket = _Ticket(change)
         with self._lock:
             self._tickets.append(ticket)
-        if self._turn.acquire(timeout=self._timeout_seconds):
+        if self._commit_lock.acquire(timeout=self._timeout_seconds):
             try:
                 if not ticket.is_settled:
                     self._commit_all(deadline)
             finally:
-                self._turn.release()
+                self._commit_lock.release()
                 self._withdraw(ticket)
         else:
             self._withdraw(ticket)
@@ -169,7 +169,7 @@ class LmdbMessages:
         self._process = os.getpid()
         self._limits = QueueLimits(settings.max_messages, settings.largest_bytes)
         self._disk_reserve = min(settings.largest_bytes // 8, _DISK_RESERVE_BYTES)
-        self._set_aside = 0
+        self._reserved_bytes = 0
         self._open(clocks or Clocks())
         self._changed = Condition()
         self._receivers: WeakSet[LmdbReceiver] = WeakSet()
@@ -200,11 +200,11 @@ class LmdbMessages:
             return
 
         def change(transaction: Transaction) -> int:
-            self._set_disk_aside(transaction, 2 * sizes(messages))
+            self._reserve_disk(transaction, 2 * sizes(messages))
             return self._tables.publish(transaction, messages, self._limits)
 
         if self._writer.run(change):
-            self._tell_receivers()
+            self._wake_receivers()
 
     def receiver(self) -> LmdbReceiver:
         """See Queue."""
@@ -258,7 +258,7 @@ class LmdbMessages:
             is_all: Whether the receiver holds no other messages.
 
         Returns:
-            Numbers of those messages that the receiver held.
+            Numbers of the messages that the receiver held until now.
         """
         self._check_process()
         settled: list[int] = []
@@ -266,7 +266,7 @@ class LmdbMessages:
             some = numbers[start : start + _MOST_NUMBERS]
             is_last = is_all and start + _MOST_NUMBERS >= len(numbers)
             settled += self._settle_some(receiver, some, is_done, is_last)
-        self._tell_receivers()
+        self._wake_receivers()
         return settled
 
     def _settle_some(
@@ -289,13 +289,13 @@ class LmdbMessages:
             return first + self._settle_some(receiver, numbers[half:], is_done, is_last)
 
     def look(self, seen: int) -> tuple[int, Prospect | None]:
-        """Return the outlook for a waiting receiver if the file has changed.
+        """Return whether a waiting receiver may get a message, and when, if the file has changed.
 
         Args:
             seen: Number of the transaction that the receiver saw last; negative for none.
 
         Returns:
-            Number of the current transaction, and the outlook; None for it if that number is still ``seen``.
+            Number of the current transaction, and the Prospect; None for it if that number is still ``seen``.
         """
         self._check_process()
         if self._environment.info()["last_txnid"] == seen:
@@ -316,11 +316,11 @@ class LmdbMessages:
             # A newer transaction is not visible yet: check soon, but pause, as its writer may be suspended.
             self._changed.wait(seconds if is_known else min(seconds, _FIRST_PAUSE_SECONDS))
 
-    def _tell_receivers(self) -> None:
+    def _wake_receivers(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _set_disk_aside(self, transaction: Transaction, more_bytes: int) -> None:
+    def _reserve_disk(self, transaction: Transaction, more_bytes: int) -> None:
         """Reserve disk space beyond the pages in use, so that messages can always be acknowledged.
 
         Raises:
@@ -328,7 +328,7 @@ class LmdbMessages:
         """
         used = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
         wanted = used + more_bytes + self._disk_reserve
-        if wanted <= self._set_aside:
+        if wanted <= self._reserved_bytes:
             return
         wanted += self._disk_reserve
         try:
@@ -338,7 +338,7 @@ class LmdbMessages:
             if free < more_bytes + self._disk_reserve:
                 raise NoRoom(f"cannot reserve disk for the queue's file: {error.strerror}") from error
         else:
-            self._set_aside = wanted
+            self._reserved_bytes = wanted
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

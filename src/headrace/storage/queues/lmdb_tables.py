@@ -1,6 +1,6 @@
 """The tables of a queue's LMDB file, and each change to them within one transaction.
 
-``messages``: number → time of publication, key, body. Numbers rise and are never reused.
+``messages``: number → time of publication, key, body. Numbers ascend and are never reused.
 ``keys``: digest of a key, 0, number → nothing: the messages of the key in order; and
 digest of the key, 1, digest of a body → number: the known messages, to drop duplicates.
 ``ready``: number → nothing: the messages that can be received, which are the oldest of each key unless held.
@@ -80,7 +80,7 @@ class QueueLimits(NamedTuple):
 
 
 class Prospect(NamedTuple):
-    """The outlook for a waiting receiver.
+    """Whether, and from when on, a waiting receiver may get a message.
 
     Attributes:
         is_ready: Whether a message can be received.
@@ -174,7 +174,7 @@ class Tables:
 
     def take(self, transaction: Transaction, receiver: bytes, limit: int) -> list[Delivery]:
         """Take the oldest available messages for a receiver."""
-        self._end_visibilities(transaction)
+        self._expire_visibilities(transaction)
         with transaction.cursor(self._ready) as cursor:
             numbers = list(islice(cursor.iternext(values=False), limit))
         found = []
@@ -188,18 +188,18 @@ class Tables:
         return found
 
     def prospect(self, transaction: Transaction) -> Prospect:
-        """Return the outlook for a waiting receiver, by reading only."""
+        """Return the Prospect of a waiting receiver, without writing."""
         now, left = self._clocks.visibility(), float("inf")
         with transaction.cursor(self._receivers) as cursor:
             for _, visibility in cursor:
                 until = _VISIBILITY.unpack(visibility)[0]
-                left = min(left, 0.0 if self._is_over(visibility, now) else until - now)
+                left = min(left, 0.0 if self._has_expired(visibility, now) else until - now)
         return Prospect(transaction.stat(self._ready)["entries"] > 0, left)
 
     def keep(self, transaction: Transaction, receiver: bytes) -> None:
         """Renew a receiver's visibility timeout, unless it has expired."""
         visibility = transaction.get(receiver, db=self._receivers)
-        if visibility is not None and not self._is_over(visibility, self._clocks.visibility()):
+        if visibility is not None and not self._has_expired(visibility, self._clocks.visibility()):
             self._write_visibility(transaction, receiver)
 
     def settle(
@@ -228,15 +228,15 @@ class Tables:
         visibility = _VISIBILITY.pack(self._clocks.visibility() + seconds, seconds, self._clocks.boot)
         transaction.put(receiver, visibility, db=self._receivers)
 
-    def _is_over(self, visibility: bytes, now: float) -> bool:
+    def _has_expired(self, visibility: bytes, now: float) -> bool:
         until, seconds, boot = _VISIBILITY.unpack(visibility)
         # Without boot ids, a timeout that ends later than possible is known to be from an earlier boot.
         return bool(boot != self._clocks.boot or until <= now or until > now + seconds + 1)
 
-    def _end_visibilities(self, transaction: Transaction) -> None:
+    def _expire_visibilities(self, transaction: Transaction) -> None:
         now = self._clocks.visibility()
         with transaction.cursor(self._receivers) as cursor:
-            gone = {receiver for receiver, visibility in cursor if self._is_over(visibility, now)}
+            gone = {receiver for receiver, visibility in cursor if self._has_expired(visibility, now)}
         if not gone:
             return
         for receiver in gone:
@@ -278,7 +278,7 @@ class Tables:
         with transaction.cursor(self._receivers) as cursor:
             for receiver, visibility in cursor:
                 until, seconds, _ = _VISIBILITY.unpack(visibility)
-                if self._is_over(visibility, now):  # after a reboot, the silence is a guess
+                if self._has_expired(visibility, now):  # after a reboot, the silence is a guess
                     silent[receiver] = (max(seconds, min(now - until + seconds, now)), 0.0)
                 elif until - now < seconds / 2:
                     silent[receiver] = (now - until + seconds, until - now)

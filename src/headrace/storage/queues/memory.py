@@ -112,9 +112,9 @@ class MemoryMessages:
         with self._changed:
             while True:
                 now = time.monotonic()
-                self._end_visibilities(now)
+                self._expire_visibilities(now)
                 self._renew(receiver, now)
-                found = self._ready_ones(receiver, limit)
+                found = self._take_ready(receiver, limit)
                 if found or now >= end:
                     return found
                 # A waiting receiver renews its own visibility timeout, and wakes when another's expires.
@@ -161,7 +161,7 @@ class MemoryMessages:
         else:
             others.append(self._last)
 
-    def _ready_ones(self, receiver: MemoryReceiver, limit: int) -> list[Delivery]:
+    def _take_ready(self, receiver: MemoryReceiver, limit: int) -> list[Delivery]:
         found: list[Delivery] = []
         while self._ready and len(found) < limit:
             number = heappop(self._ready)
@@ -200,7 +200,7 @@ class MemoryMessages:
         if receiver in self._receivers and now < receiver.until:
             self._renew(receiver, now)
 
-    def _end_visibilities(self, now: float) -> None:
+    def _expire_visibilities(self, now: float) -> None:
         for receiver in [one for one in self._receivers if one.until <= now]:
             self._drop_receiver(receiver)
 

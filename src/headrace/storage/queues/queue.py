@@ -131,7 +131,7 @@ class Receiver(Protocol):
         delivered again.
 
         Returns:
-            Number of messages that were still this receiver's.
+            Number of messages that this receiver still held.
 
         Raises:
             Unavailable: Some may not be acknowledged; retry with all of them.
@@ -166,7 +166,7 @@ class Queue(Protocol):
         """Drop the messages of these keys.
 
         A message that a receiver holds stays with it. If the receiver loses it, it is delivered again: the
-        receiver may have died and left something that another one has to remove.
+        receiver may have died and left something for another one to clean up.
 
         Returns:
             Whether they were dropped; False if the engine cannot drop messages and its receivers must skip
@@ -226,7 +226,7 @@ def check_room(waiting: int, more: int, most: int) -> None:
         most: Maximum number of messages.
 
     Raises:
-        Overloaded: It has not.
+        Overloaded: There is no room.
     """
     if waiting + more > most:
         raise Overloaded(

@@ -43,15 +43,15 @@ _PAUSE_SECONDS = 0.2
 _TOLD = "the store does not answer"
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Drop the driver's "Error preparing query" records.
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Return whether to log a record of the driver: all but "Error preparing query".
 
     The driver logs one with a traceback for each access to a missing partition.
     """
     return not str(record.msg).startswith("Error preparing query")
 
 
-logging.getLogger("cassandra.cluster").addFilter(_is_news)
+logging.getLogger("cassandra.cluster").addFilter(_is_worth_logging)
 
 
 class Query(NamedTuple):
@@ -104,7 +104,7 @@ class CassandraSession:
         try:
             return connecting.result(max(deadline - time.monotonic(), 0))
         except TimeoutError:
-            said = f"Cassandra at {self._where()}: no connection in time"
+            said = f"Cassandra at {self._contact_points()}: no connection in time"
             raise Unavailable(said, told=_TOLD) from None
 
     def _connect(self, connecting: Future[Session]) -> None:
@@ -122,7 +122,7 @@ class CassandraSession:
             if cluster is not None:
                 cluster.shutdown()
             self._failed_at = time.monotonic()
-            said = f"Cassandra at {self._where()}: {_reason(error)}"
+            said = f"Cassandra at {self._contact_points()}: {_reason(error)}"
             connecting.set_exception(Unavailable(said, told=_TOLD))
         else:
             with self._lock:
@@ -179,11 +179,11 @@ class CassandraSession:
                 "(name text PRIMARY KEY, value blob)"
             )
 
-    def _where(self) -> str:
+    def _contact_points(self) -> str:
         return ", ".join(self._settings.contact_points)
 
     def close(self) -> None:
-        """Close the session, or wait for the connection being made, which then closes itself."""
+        """Close the session; wait for a connection that is being opened, which then closes itself."""
         with self._lock:
             self._is_closed = True
             connecting = self._connecting

@@ -2,9 +2,9 @@
 
 The file has one tree of keys. The first byte of a key tells its kind:
 
-- ``p`` and a partition's name: its number, which is never reused, and which of its two key ranges were ever
-  written. Deleting this one entry drops the partition.
-- ``d`` and a number: a dropped partition with values still to be removed.
+- ``p`` and a partition's name: its number, which is never reused, and flags of its two key ranges that were
+  ever written to. Deleting this one entry drops the partition.
+- ``d`` and a number: a dropped partition whose values have not all been removed.
 - ``n``: the last number assigned. ``r`` and a name: a record.
 - 4 bytes with the highest bit set, then the key: a value. The 4 bytes are a number. Even numbers hold values
   without a time to live, stored unchanged, so that a read costs no more than in plain LMDB. Odd numbers hold
@@ -52,7 +52,7 @@ _PREFIX_BYTES = 4
 _VALUES = 0x8000_0000
 _END_BYTES = 5
 _ENTRY = struct.Struct(">IB")
-_STAYING, _ENDING = 1, 2
+_WITHOUT_TTL, _WITH_TTL = 1, 2
 # Limit of one transaction: about 10 ms, during which other writers wait.
 _MOST_WRITTEN, _MOST_WRITTEN_BYTES = 10_000, 16 * 2**20
 _MOST_REMOVED = 2000
@@ -102,8 +102,8 @@ class InLmdbStore:
         options = LmdbOptions(settings.path, settings.largest_bytes, settings.sync, _CONTENTS)
         self._timeout_seconds = settings.timeout_seconds
         self._file = open_lmdb(options, settings.timeout_seconds)
-        self._hands: dict[int, bytes] = {}
-        self._read: dict[str, tuple[int, _Partition]] = {}
+        self._sweep_positions: dict[int, bytes] = {}
+        self._known_partitions: dict[str, tuple[int, _Partition]] = {}
         self._is_told = False
         self._data = DataFile(self._file.data)
         in_place = settings.read_in_place
@@ -126,7 +126,7 @@ class InLmdbStore:
         check_partition(partition)
         deadline = self._deadline()
         key = _PARTITION + partition.encode()
-        self._read.pop(partition, None)
+        self._known_partitions.pop(partition, None)
         if self._get(key) is not None:
             with self._writing(deadline) as transaction:
                 entry = transaction.pop(key)
@@ -167,9 +167,9 @@ class InLmdbStore:
                 yield None
                 return
             values, texts, ended = np.zeros((len(keys), 2), np.int64), id(keys), READ
-            if found.written & _STAYING:
+            if found.written & _WITHOUT_TTL:
                 ended = find(tree, int.from_bytes(found.staying), -1, texts, values)
-            if found.written & _ENDING and ended == READ:
+            if found.written & _WITH_TTL and ended == READ:
                 now = int.from_bytes(_end(_now()))
                 ended = find(tree, int.from_bytes(found.ending), now, texts, values)
             if ended == DAMAGED:  # LMDB itself does not check pages
@@ -189,12 +189,12 @@ class InLmdbStore:
     def _known(self, transaction: Transaction, name: str) -> _Partition | None:
         """Return a partition, cached until the next write to the file."""
         state = transaction.id()
-        known = self._read.get(name)
+        known = self._known_partitions.get(name)
         if known is not None and known[0] == state:
             return known[1]
         found = _partition(transaction, name)
         if found is not None:  # cache only existing partitions, to bound the cache
-            self._read[name] = state, found
+            self._known_partitions[name] = state, found
         return found
 
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
@@ -211,7 +211,7 @@ class InLmdbStore:
         found = _partition(transaction, name)
         if found is None:
             raise not_there(name)
-        now, others = (_ENDING, _STAYING) if end else (_STAYING, _ENDING)
+        now, others = (_WITH_TTL, _WITHOUT_TTL) if end else (_WITHOUT_TTL, _WITH_TTL)
         if not found.written & now:
             found = found._replace(written=found.written | now)
             transaction.put(_PARTITION + name.encode(), _ENTRY.pack(found.number, found.written))
@@ -228,19 +228,19 @@ class InLmdbStore:
     def _sweep(self, transaction: Transaction, found: _Partition, most: int) -> None:
         """Remove some dropped values, then some expired ones, resuming where the last sweep stopped."""
         most -= _remove_dropped(transaction, most)
-        if most <= 0 or not found.written & _ENDING:
+        if most <= 0 or not found.written & _WITH_TTL:
             return
         prefix, now = found.ending, _end(_now())
         hand, over = prefix, []
         with transaction.cursor() as cursor:
-            is_at = cursor.set_range(self._hands.get(found.number, prefix))
+            is_at = cursor.set_range(self._sweep_positions.get(found.number, prefix))
             for key, value in islice(cursor.iternext(), most) if is_at else ():
                 hand = key if key[:_PREFIX_BYTES] == prefix else prefix
                 if hand is prefix:
                     break
                 if value[-_END_BYTES:] <= now:
                     over.append(key)
-        self._hands[found.number] = hand
+        self._sweep_positions[found.number] = hand
         for key in over:
             transaction.delete(key)
 
@@ -269,7 +269,7 @@ class InLmdbStore:
             if cursor[:1] == b"e":
                 return _page(transaction, found.ending, cursor, limit)
             page = _page(transaction, found.staying, cursor or b"s", limit)
-            if page.cursor or not found.written & _ENDING:
+            if page.cursor or not found.written & _WITH_TTL:
                 return page
             return page._replace(cursor=b"e")
 
@@ -319,11 +319,11 @@ def _values(
     get: Callable[..., bytes], found: _Partition, keys: Sequence[bytes], missing: bytes
 ) -> list[bytes]:
     """Return the values of keys, with as little work for each as possible."""
-    if not found.written & _ENDING:
+    if not found.written & _WITH_TTL:
         return list(map(get, map(found.staying.__add__, keys), repeat(missing)))
     now = _end(_now())
     ending = map(get, map(found.ending.__add__, keys), repeat(b""))
-    if not found.written & _STAYING:
+    if not found.written & _WITHOUT_TTL:
         return [value[:-_END_BYTES] if value[-_END_BYTES:] > now else missing for value in ending]
     staying = map(get, map(found.staying.__add__, keys), repeat(missing))
     return [
@@ -360,7 +360,7 @@ def _remove_dropped(transaction: Transaction, most: int) -> int:
     """Remove up to ``most`` entries of dropped partitions and return how many were removed."""
     removed = 0
     while removed < most and (dropped := _first_dropped(transaction)) is not None:
-        partition = _Partition.of(int.from_bytes(dropped[1:]), _STAYING | _ENDING)
+        partition = _Partition.of(int.from_bytes(dropped[1:]), _WITHOUT_TTL | _WITH_TTL)
         keys: list[bytes] = []
         for prefix in (partition.staying, partition.ending):
             with transaction.cursor() as cursor:

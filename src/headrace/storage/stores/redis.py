@@ -163,7 +163,15 @@ _CURSOR = re.compile(rb"[1-9][0-9]{0,19}")
 _TOLD = "the store does not answer"
 _LONGEST_MILLISECONDS = 10**15
 # Errors that redis-py and its parsers raise when the server is not Redis and sends something else.
-_NONSENSE = (ValueError, TypeError, IndexError, AttributeError, KeyError, OverflowError, RecursionError)
+_PROTOCOL_ERRORS = (
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+)
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -231,7 +239,7 @@ def _in_time(
             raise Unavailable(f"Redis at {self.address}: {_said(error)}", told=_TOLD) from error
         except ConfigError as error:  # the password was removed after the store was opened
             raise Unavailable(error.message, told=_TOLD) from error
-        except _NONSENSE as error:
+        except _PROTOCOL_ERRORS as error:
             said = f"{self.address} does not speak the Redis protocol: {_said(error)}"
             raise Unavailable(said, told=_TOLD) from error
 
@@ -449,7 +457,7 @@ def _ask(connection: Any, command: Sequence[object]) -> Any:
 
 
 def _client(retries: int, options: dict[str, Any]) -> redis.Redis:
-    """Return a client with a pool of its own: connections have the retries, and a client's are ignored."""
+    """Return a client with a pool of its own: retries are set per connection, and a client's are ignored."""
     retry = Retry(NoBackoff(), retries, supported_errors=(redis.ConnectionError,))
     return redis.Redis(connection_pool=redis.ConnectionPool(retry=retry, **options))
 

@@ -266,5 +266,5 @@ def not_there(partition: str) -> NotFound:
 
 
 def no_cursor(cursor: bytes) -> InvalidRequest:
-    """Return the error for a scan cursor that no page returned."""
+    """Return the error for a scan cursor that is not one of the store's."""
     return InvalidRequest(f"expected the cursor of a page, got {shown(cursor)}", field="cursor")

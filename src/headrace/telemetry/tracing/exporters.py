@@ -1,4 +1,4 @@
-"""Send spans by OpenTelemetry's own exporters (the extra ``tracing``), as its variables and our settings say.
+"""Send spans by OpenTelemetry's own exporters (the extra ``tracing``), set up by its variables and ours.
 
 An exporter takes OpenTelemetry's own spans and encodes them. For gRPC, ``QuickExporter`` replaces its
 encoding method by ``otlp_encoding``, which is faster. A later release without that method still works: it
@@ -73,7 +73,7 @@ class Settings:
 
 
 def combined(config: Tracing, environment: Mapping[str, str]) -> Settings | None:
-    """Combine the settings purely: ours override OpenTelemetry's variables, which override the defaults.
+    """Combine headrace's settings with OpenTelemetry's variables, which they override. Pure.
 
     Args:
         config: Settings of headrace.

@@ -67,7 +67,7 @@ def _add(spans: Any, span: SpanData, offset: int) -> None:
     if span.attributes:
         add = made.attributes.add
         for key, value in span.attributes.items():
-            _say(add(key=key).value, value)
+            _set_value(add(key=key).value, value)
     for link in span.links:
         made.links.add(
             trace_id=bytes.fromhex(link.trace_id), span_id=bytes.fromhex(link.span_id), flags=_LOCAL
@@ -77,7 +77,7 @@ def _add(spans: Any, span: SpanData, offset: int) -> None:
         made.status.code, made.status.message = _FAILED, span.error
 
 
-def _say(where: AnyValue, value: Value) -> None:
+def _set_value(where: AnyValue, value: Value) -> None:
     if isinstance(value, str):
         where.string_value = value
     elif isinstance(value, bool):

@@ -101,7 +101,7 @@ class Describer:
             attributes["enduser.id"] = outcome.key_of
         if outcome.code is not OK:
             attributes["error.type"] = outcome.error_type
-        attributes |= _who(outcome)
+        attributes |= _model_attributes(outcome)
         return SpanData(
             name,
             context,
@@ -143,7 +143,7 @@ class Describer:
         return f"{verb} {route}" if route else verb, status >= 500
 
 
-def _who(outcome: Outcome) -> dict[str, Value]:
+def _model_attributes(outcome: Outcome) -> dict[str, Value]:
     """Return the attributes of the requested model, and of the answer's origin."""
     found: dict[str, Value] = {}
     if outcome.asked is not None:
@@ -206,13 +206,13 @@ def batch_span(batch: BatchSpan) -> SpanData:
             "headrace.model.version": origin.version,
             "headrace.batch.rows": timings.rows,
             "headrace.batch.requests": timings.requests,
-            "headrace.batch.compute_seconds": _rounded(timings),
+            "headrace.batch.compute_seconds": _compute_seconds(timings),
         },
         links=tuple(batch.links),
     )
 
 
-def _rounded(timings: Timings) -> float:
+def _compute_seconds(timings: Timings) -> float:
     return round(timings.finished - timings.started, 9)
 
 

@@ -92,7 +92,7 @@ class ParentBased:
 _AT_ONCE_CALLS = 256
 # All requests of a batch are answered within a few milliseconds, except those with large answers.
 _BATCH_WAIT_SECONDS = 2.0
-_GIVEN_UP_SECONDS = 0.5
+_ABORT_SECONDS = 0.5
 
 
 class Tracer:
@@ -178,7 +178,7 @@ class Tracer:
             self._export.close()
             return True
         self._export.close()  # the export in flight fails, and the thread ends
-        self._queue.close(_GIVEN_UP_SECONDS)
+        self._queue.close(_ABORT_SECONDS)
         _log.warning("not all traces could be sent before shutdown", extra={"seconds": seconds})
         return False
 

@@ -44,7 +44,7 @@ class Sockets:
         raise AssertionError("nobody has taken over")
 
 
-def test_whoever_asks_for_ever_holds_it_up_only_so_long(
+def test_a_successor_that_never_takes_over_is_dropped_after_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(giving, "_LONGEST_SECONDS", 3.0)

@@ -34,7 +34,7 @@ def test_anything_else_is_no_message(content: bytes) -> None:
         decoded(content)
 
 
-def test_sockets_are_told_by_their_numbers() -> None:
+def test_given_survives_encoding_and_decoding() -> None:
     given = Given(1, "0.1.0", 3, (0, 2), (1,), True, 1)
     assert decoded(encoded(given)) == given
 

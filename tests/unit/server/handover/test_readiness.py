@@ -31,7 +31,7 @@ UNWANTED = VersionStatus(1, State.UNLOADED, wanted=False)
         ({"m": (1,), "n": (1,)}, {"m": [READY], "n": [LOADING]}, ["n/1"]),
     ],
 )
-def test_what_is_ready_there_is_waited_for(
+def test_versions_ready_in_the_running_server_are_waited_for(
     there: dict[str, tuple[int, ...]], here: dict[str, list[VersionStatus]], waits: list[str]
 ) -> None:
     assert lacking(there, here) == waits
@@ -48,6 +48,8 @@ def test_what_is_ready_there_is_waited_for(
         ({"m": []}, "the settings here do not select it"),
     ],
 )
-def test_what_will_not_be_ready_is_refused(here: dict[str, list[VersionStatus]], why: str) -> None:
+def test_a_version_that_will_not_become_ready_is_an_error(
+    here: dict[str, list[VersionStatus]], why: str
+) -> None:
     with pytest.raises(FailedPrecondition, match=why):
         lacking({"m": (1,)}, here)

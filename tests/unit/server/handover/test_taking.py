@@ -90,7 +90,7 @@ def played(tmp_path: Path) -> Callable[[Act], None]:
     return run
 
 
-def test_nothing_is_taken_before_the_running_server_has_told_what_it_serves(
+def test_a_successor_waits_until_the_running_server_reports_its_versions(
     played: Callable[[Act], None],
 ) -> None:
     async def act(running: Running, taking: Taking) -> None:
@@ -153,7 +153,7 @@ def test_a_running_server_that_has_given_up_goes_on(played: Callable[[Act], None
     async def act(running: Running, taking: Taking) -> None:
         takes = await until_let_go(running, taking)
         running.conversation.close()
-        with pytest.raises(Unavailable, match="has given up on this one; the running server keeps serving"):
+        with pytest.raises(Unavailable, match="aborted the handover; the running server keeps serving"):
             await takes
         assert taking.ports.listeners.leading == [0], "new connections are the running server's again"
 

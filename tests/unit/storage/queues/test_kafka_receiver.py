@@ -43,8 +43,8 @@ class FailingConsumer(Consumer):
 
 
 def test_an_error_that_comes_with_messages_is_raised_after_them(receiver: KafkaReceiver) -> None:
-    receiver._joined()
-    receiver._take([message(0), Message(error=MISSING)])
+    receiver._consumer_in_group()
+    receiver._buffer([message(0), Message(error=MISSING)])
     assert [one.message.body for one in receiver.receive(1, 0.0)] == [b"body 0"]
     with pytest.raises(Unavailable, match="Unknown topic"):
         receiver.receive(1, 0.0)
@@ -52,7 +52,7 @@ def test_an_error_that_comes_with_messages_is_raised_after_them(receiver: KafkaR
 
 def test_a_fatal_error_ends_a_commit_and_is_raised_by_the_next_receive(receiver: KafkaReceiver) -> None:
     receiver._consumer, receiver._polled = FailingConsumer(receiver._client), float("inf")
-    receiver._take([message(0)])
+    receiver._buffer([message(0)])
     found = receiver.receive(1, 0.0)
     assert receiver.acknowledge(found) == 0
     with pytest.raises(Unavailable, match="this member was fenced"):

@@ -65,7 +65,7 @@ def test_visibility_ends_with_its_time_and_with_the_boot(
     queue.close()
 
 
-def test_what_receivers_hold_is_told_and_which_of_them_are_silent(tmp_path: Path) -> None:
+def test_held_messages_are_counted_with_those_of_silent_receivers(tmp_path: Path) -> None:
     monotonic = Turned(1000.0)
     queue = opened(tmp_path, Clocks(monotonic, BOOT))
     assert queue.held() == (0, 0, 0.0, 0.0)

@@ -16,7 +16,7 @@ from headrace.storage.settings import KafkaQueue, LmdbQueue, MemoryQueue
 from headrace.testing.queue_process import messages
 
 
-def test_nothing_is_kept_of_messages_that_were_removed() -> None:
+def test_removed_messages_leave_no_state_behind() -> None:
     queue = MemoryMessages(MemoryQueue())
     for number in range(5000):
         queue.publish([Message(b"key", b"%d" % number)])
@@ -29,7 +29,7 @@ def test_nothing_is_kept_of_messages_that_were_removed() -> None:
     assert [delivery.message for delivery in queue.receiver().receive(10, 0.0)] == messages(0, 1)
 
 
-def test_what_can_be_received_stays_when_others_are_removed() -> None:
+def test_available_messages_stay_when_others_are_removed() -> None:
     queue = MemoryMessages(MemoryQueue())
     queue.publish(messages(0, 3000))
     receiver = queue.receiver()
@@ -71,7 +71,7 @@ def test_a_receiver_that_closes_twice_gives_back_once() -> None:
         ({"max_messages": 0}, r"queue\.max_messages"),
     ],
 )
-def test_settings_that_cannot_be_are_told(wrong: dict[str, object], told: str) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         KafkaQueue(**wrong)  # type: ignore[arg-type]
 

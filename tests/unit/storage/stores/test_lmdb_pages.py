@@ -84,7 +84,7 @@ def test_values_of_all_sizes_and_times_to_live_are_those_that_were_written(store
         assert found == store.get_many("values", [key.encode() for key in asked])
 
 
-def test_a_value_that_is_over_its_time_is_not_there(store: InLmdbStore) -> None:
+def test_an_expired_value_is_missing(store: InLmdbStore) -> None:
     store.put_many("values", [Item(b"film", b"value")], ttl_seconds=1000.0)
     keys, places = ["film"], np.zeros((1, 2), np.int64)
     with store._reading() as transaction:
@@ -95,7 +95,7 @@ def test_a_value_that_is_over_its_time_is_not_there(store: InLmdbStore) -> None:
         assert places[0, 1] == len(b"value")
 
 
-def test_pages_are_left_to_lmdb_if_the_setting_says_so(tmp_path: Path) -> None:
+def test_without_read_in_place_lmdb_reads_the_pages(tmp_path: Path) -> None:
     store = InLmdbStore(LmdbStore(path=tmp_path / "store", sync=False, read_in_place=False))
     store.create("values")
     store.put_many("values", [Item(b"film", b"value")])
@@ -157,9 +157,7 @@ def test_a_damaged_file_ends_no_process_and_nothing_beside_it_is_read(tmp_path: 
     assert damaged > 1000
 
 
-def test_a_damaged_page_is_an_error_that_says_what_to_do(
-    store: InLmdbStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_page_is_an_error_with_advice(store: InLmdbStore, caplog: pytest.LogCaptureFixture) -> None:
     keys = [str(key) for key in range(2000)]
     store.put_many("values", [Item(key.encode(), bytes(500)) for key in keys])
     assert in_place(store, keys[:1]) == [bytes(500)]
@@ -231,7 +229,7 @@ def test_a_file_that_was_cut_under_a_process_is_an_error_and_not_its_end(tmp_pat
     assert ended.stdout.count(f"the LMDB file was truncated to {left} bytes, from ") == 7
 
 
-def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbStore) -> None:
+def test_each_read_sees_one_snapshot_while_another_process_writes(store: InLmdbStore) -> None:
     program = [sys.executable, "-c", REPLACES_ALL, str(store._file.options.path)]
     keys, seen = [str(key) for key in range(500)], set()
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as writer:

@@ -45,7 +45,7 @@ def sent(*spans: SpanData) -> Sent:
     return Sent(spans, OFFSET, RESOURCE, SCOPE)
 
 
-def test_it_is_what_the_sdk_makes_of_them() -> None:
+def test_messages_equal_those_of_the_sdk() -> None:
     cases = itertools.product(
         parents(), ("", "a=1,b=2", "a=1,a=2, c = 3"), (True, False), (None, "", "why"), (0, 3), (True, False)
     )

@@ -40,7 +40,7 @@ def sampler(
         (NO, 1.0, False, True),
     ],
 )
-def test_the_caller_decides_and_chance_where_there_is_none(
+def test_the_callers_decision_applies_and_otherwise_the_sample_rate(
     headers: list[tuple[bytes, bytes]], rate: float, follows: bool, is_recorded: bool
 ) -> None:
     found = sampler(rate, follows=follows).sample(headers)

@@ -36,7 +36,7 @@ def ended(method: str = "POST", path: str = "/metrics", peer: tuple[str, int] | 
     return outcome
 
 
-def test_what_callers_make_up_is_no_name_and_is_cut() -> None:
+def test_invented_methods_and_paths_do_not_name_spans_and_are_cut() -> None:
     span = Describer(ROUTES, []).call(ended("BREW", "/" + "x" * 1000), CONTEXT)
     assert span.name == "HTTP"
     assert span.attributes["http.request.method"] == "_OTHER"
