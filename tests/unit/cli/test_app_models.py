@@ -148,9 +148,9 @@ def test_an_import_that_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCap
         waits = f"while not pathlib.Path({str(end)!r}).exists():\n    time.sleep(0.01)\n"
         written(tmp_path, "import pathlib, time\n" + waits + APP)
         until(lambda: "app.py has changed, and is imported again" in caplog.text)
-        assert "is served as version 2" not in caplog.text
+        assert "version 2 is loaded" not in caplog.text
         end.touch()
-        until(lambda: "app.py has changed and is served as version 2" in caplog.text)
+        until(lambda: "app.py has changed: version 2 is loaded" in caplog.text)
 
 
 def test_old_versions_are_removed(tmp_path: Path) -> None:
