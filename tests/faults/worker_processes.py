@@ -21,7 +21,9 @@ def workers_of(server: RunningServer) -> list[int]:
 
 def children_of(server: RunningServer, module: bytes) -> list[int]:
     """The supervisor's processes that run a module and have not ended, the oldest first."""
-    return sorted(number for number in _children(server.process.pid) if _runs(number, module))
+    return sorted(
+        (number for number in _children(server.process.pid) if _runs(number, module)), key=_started_ticks
+    )
 
 
 def is_worker(number: int) -> bool:
@@ -34,6 +36,14 @@ def _runs(number: int, module: bytes) -> bool:
         return module in Path(f"/proc/{number}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def _started_ticks(number: int) -> int:
+    """When a process was started, since the machine's start; process numbers begin again at the smallest."""
+    try:
+        return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:  # it has just ended
+        return 0
 
 
 def connections_of(process: int, server: RunningServer, port: int = 0) -> int:
